@@ -1,0 +1,43 @@
+# make setup | test | demo | lint | format | bench | lock        (PYTHON=python3.12 make test picks the interpreter)
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: help setup test demo lint format bench lock clean
+
+help:
+	@echo "make demo    set up, then one layer of each routing on real digits"
+	@echo "make test    set up, then the whole test suite (under six minutes on two cores)"
+	@echo "make lint    ruff, ruff format, pyright"
+	@echo "make format  let ruff mend what it can"
+	@echo "make bench   stored against streamed votes: time and memory"
+	@echo "make lock    write requirements/*.lock anew"
+	@echo "PYTHON=...   the interpreter to use (now: $(PYTHON); 3.11 or newer)"
+
+setup:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "torchcaps needs Python 3.11 or newer, and '$(PYTHON)' is $$($(PYTHON) --version 2>&1 || true): name one, as in 'make $(or $(MAKECMDGOALS),setup) PYTHON=python3.12'." >&2; exit 1; }
+	@$(PYTHON) tools/setup.py
+
+test: setup
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+demo: setup
+	@$(BIN)/python tools/demo.py
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup
+	@$(BIN)/python -m benchmarks
+
+lock: setup
+	$(BIN)/python tools/lock.py
+
+clean:
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis

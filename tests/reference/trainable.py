@@ -1,0 +1,27 @@
+"""Chen 2019, eq. 1 to 4."""
+
+import math
+
+from .arithmetic import norm, weighted_sum
+from .sites import Parents
+
+
+def exp_squash(v):
+    n = norm(v)
+    return list(v) if n == 0 else [(1 - math.exp(-n)) * x / n for x in v]
+
+
+def route(sites, p, relu):
+    result = []
+    for site in sites:
+        coupling = p["coupling"]
+        for index in site.place:
+            coupling = coupling[index]
+        pose = weighted_sum(site, coupling)
+        if relu == "before":
+            pose = [[max(0.0, x) for x in v] for v in pose]
+        pose = [exp_squash(v) for v in pose]
+        if relu == "after":
+            pose = [[max(0.0, x) for x in v] for v in pose]
+        result.append(Parents(pose, None, coupling))
+    return result

@@ -1,0 +1,13 @@
+"""No routing: every child shares itself out equally."""
+
+from .arithmetic import squash, weighted_sum
+from .sites import Parents
+
+
+def route(sites, p):
+    result = []
+    for site in sites:
+        n_parents = len(site.votes[0])
+        coupling = [[1 / n_parents] * n_parents for _ in site.votes]
+        result.append(Parents([squash(s) for s in weighted_sum(site, coupling)], None, coupling))
+    return result

@@ -1,0 +1,83 @@
+"""What flows between layers, and the letters for its axes.
+
+The axis legend, for every file of the package:
+
+====  =====================================================================
+``B``  batch
+``G``  the children's grid, ``*G = (H, W)``; absent where there is no grid
+``L``  the parents' grid, ``*L``; absent in a dense layer
+``N``  child types: capsules at one place of the grid
+``I``  vote slots of one site: the children that one place of ``L`` reads
+``J``  parents (dense) or parent types (convolutional)
+``K``  a child's pose size; ``D``  a parent's pose size
+``A``  rows of a pose seen as a matrix ``[A, X]``: 1 for vector poses
+``X``  columns of a child's matrix; ``Y`` columns of a parent's
+====  =====================================================================
+
+Poses are stored flat, row by row: only the transform that makes votes knows that they are matrices.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchcaps.activations import length
+
+__all__ = ["Capsules", "as_capsules", "refuse_nan"]
+
+
+class Capsules(NamedTuple):
+    """Capsules: a pose each, and in some papers an activation beside it.
+
+    Shapes:
+        pose: ``[B, *G, N, K]`` on a grid, ``[B, I, K]`` without one.
+        activation: the pose's shape less its last axis, or ``None`` where the pose's length is the activation.
+    """
+
+    pose: Tensor
+    activation: Tensor | None = None
+
+    def length(self, normalized: bool = False) -> Tensor:
+        """Return the length of each pose; ``normalized`` divides it by ``sqrt(K)`` (Choi 2019, section 3.4)."""
+        return length(self.pose, normalized)
+
+    def flatten(self) -> "Capsules":
+        """Drop the grid: the capsules of all places in one row, in the order (row, column, type)."""
+        if self.pose.dim() == 3:
+            return self
+        activation = None if self.activation is None else self.activation.flatten(1)
+        return Capsules(self.pose.flatten(1, -2), activation)
+
+
+def as_capsules(value: "Capsules | Tensor", name: str = "capsules") -> Capsules:
+    """Take a bare pose tensor for capsules without activations; refuse everything else by name."""
+    if isinstance(value, Capsules):
+        capsules = value
+    elif isinstance(value, Tensor):
+        capsules = Capsules(value)
+    else:
+        raise TypeError(f"{name} must be Capsules or a pose tensor, got {type(value).__name__}")
+    pose, activation = capsules
+    if not isinstance(pose, Tensor) or not pose.is_floating_point():
+        kind = pose.dtype if isinstance(pose, Tensor) else type(pose).__name__
+        raise TypeError(f"{name}.pose must be a floating-point tensor, got {kind}")
+    if activation is not None and activation.shape != pose.shape[:-1]:
+        raise ValueError(
+            f"{name}.activation must have the pose's shape less its last axis, {list(pose.shape[:-1])}, "
+            f"got {list(activation.shape)}"
+        )
+    return capsules
+
+
+def refuse_nan(tensor: Tensor | None, name: str) -> None:
+    """Raise where a tensor holds NaN: routing would spread it over every parent.
+
+    Costs one pass over the children, far less than the votes. Skipped inside a compiled or exported graph,
+    which can't raise on a value.
+    """
+    if tensor is None or torch.compiler.is_compiling() or tensor.is_meta:
+        return
+    wrong = torch.isnan(tensor.detach())
+    if bool(wrong.any()):
+        raise ValueError(f"{name} must hold numbers, got {int(wrong.sum())} NaN of {tensor.numel()} values")

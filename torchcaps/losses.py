@@ -1,0 +1,167 @@
+"""What the papers train with. Every loss takes scores and labels, and gives one number: the mean over the batch."""
+
+import math
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from torchcaps.labels import as_multi_hot, check_class_numbers
+
+__all__ = ["ClassLoss", "MarginLoss", "MultiLabelLoss", "ReconstructionLoss", "SpreadLoss"]
+
+
+class MarginLoss(nn.Module):
+    """Margin loss on capsule lengths: Sabour 2017, eq. 4.
+
+    ``L_k = T_k max(0, m+ - |v_k|)² + lambda (1 - T_k) max(0, |v_k| - m-)²``
+
+    Args:
+        positive, negative: the margins ``m+`` and ``m-``. The released nets of Chen 2019 have ``m+`` 0.7 or 0.6.
+        down_weight: ``lambda``, of absent classes.
+        reduction: ``"paper"``: the sum over classes. ``"official"``: half their mean, as the authors' code has
+            it, which is a twentieth of the paper's for ten classes, and so makes a reconstruction loss beside it
+            weigh twenty times as much.
+
+    Shapes:
+        lengths ``[B, J]``, labels ``[B]`` or multi-hot ``[B, J]``
+    """
+
+    def __init__(
+        self,
+        positive: float = 0.9,
+        negative: float = 0.1,
+        down_weight: float = 0.5,
+        reduction: Literal["paper", "official"] = "paper",
+    ) -> None:
+        super().__init__()
+        self.positive, self.negative, self.down_weight = positive, negative, down_weight
+        self.reduction = _choice(reduction, "reduction", ("paper", "official"))
+
+    def forward(self, lengths: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss."""
+        _check_scores(lengths, labels, "lengths")
+        present = as_multi_hot(labels, lengths.shape[1]).to(lengths.dtype)
+        missing = (self.positive - lengths).relu() ** 2
+        surplus = (lengths - self.negative).relu() ** 2
+        losses = present * missing + self.down_weight * (1 - present) * surplus
+        return losses.sum(-1).mean() if self.reduction == "paper" else 0.5 * losses.mean()
+
+
+class SpreadLoss(nn.Module):
+    """Spread loss on activations: Hinton 2018, eq. 3. ``Σ_{i≠t} max(0, m - (a_t - a_i))²``, with a growing margin.
+
+    Args:
+        schedule: ``"linear"``: m from 0.2 to 0.9 over ``steps`` (the paper). ``"sigmoid"``:
+            ``0.2 + 0.79 sigmoid(min(10, step / 50000 - 4))`` (the authors, on OpenReview). ``"constant"``: 0.9.
+        steps: steps in which the linear margin grows.
+
+    Shapes:
+        activations ``[B, J]``, labels ``[B]``
+    """
+
+    def __init__(self, schedule: Literal["linear", "sigmoid", "constant"] = "linear", steps: int = 50_000) -> None:
+        super().__init__()
+        self.schedule = _choice(schedule, "schedule", ("linear", "sigmoid", "constant"))
+        if steps < 1:
+            raise ValueError(f"steps must be 1 or more, got {steps}")
+        self.steps = steps
+
+    def margin(self, step: int) -> float:
+        """Return the margin at a training step."""
+        if self.schedule == "linear":
+            return 0.2 + 0.7 * min(1.0, step / self.steps)
+        if self.schedule == "sigmoid":
+            return 0.2 + 0.79 / (1 + math.exp(-min(10.0, step / 50_000 - 4)))
+        return 0.9
+
+    def forward(self, activations: Tensor, labels: Tensor, step: int | None = None) -> Tensor:
+        """Return the loss with the margin of this step; without a step, with the last margin."""
+        _check_scores(activations, labels, "activations")
+        labels = check_class_numbers(labels, activations.shape[1])
+        if labels.dim() != 1:
+            raise ValueError(f"labels must be [B] class numbers: one class is the target, got {list(labels.shape)}")
+        margin = {"linear": 0.9, "sigmoid": 0.99, "constant": 0.9}[self.schedule] if step is None else self.margin(step)
+        target = activations.gather(1, labels.unsqueeze(1))
+        losses = (margin - (target - activations)).relu() ** 2
+        others = F.one_hot(labels, activations.shape[1]) == 0
+        return torch.where(others, losses, 0).sum(-1).mean()
+
+
+class ReconstructionLoss(nn.Module):
+    """Squared error of decoded images, for one target or several: Sabour 2017, section 4.1.
+
+    Args:
+        reduction: ``"sum"`` over the pixels (Sabour 2017), ``"mean"`` over them (Choi 2019), or ``"half"``, half
+            the sum (Caffe's EuclideanLoss, Chen 2019). All are summed over several targets.
+        weight: what it is multiplied by: 0.0005 beside the paper's margin loss; 0.3 with the mean in Choi 2019.
+
+    Shapes:
+        images and targets ``[B, C, H, W]``, or ``[B, K, C, H, W]`` with ``K`` targets for each image
+    """
+
+    def __init__(self, reduction: Literal["sum", "mean", "half"] = "sum", weight: float = 0.0005) -> None:
+        super().__init__()
+        self.reduction = _choice(reduction, "reduction", ("sum", "mean", "half"))
+        self.weight = weight
+
+    def forward(self, images: Tensor, targets: Tensor) -> Tensor:
+        """Return the weighted loss."""
+        if images.dim() not in (4, 5) or images.shape != targets.shape:
+            raise ValueError(
+                f"images and targets must both be [B, C, H, W] or [B, K, C, H, W], got {list(images.shape)} and "
+                f"{list(targets.shape)}"
+            )
+        pixels = ((images - targets) ** 2).flatten(-3)  # [B, (K,) C * H * W]
+        losses = pixels.mean(-1) if self.reduction == "mean" else pixels.sum(-1)
+        if self.reduction == "half":
+            losses = losses / 2
+        if losses.dim() == 2:
+            losses = losses.sum(-1)
+        return self.weight * losses.mean()
+
+
+class ClassLoss(nn.Module):
+    """Cross-entropy on logits: what Tsai 2020 trains with, and the convolutional baselines.
+
+    Shapes:
+        logits ``[B, J]``, labels ``[B]``
+    """
+
+    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss."""
+        _check_scores(logits, labels, "logits")
+        if labels.dim() != 1:
+            raise ValueError(f"labels must be [B] class numbers, got {list(labels.shape)}: take MultiLabelLoss")
+        return F.cross_entropy(logits, check_class_numbers(labels, logits.shape[1]))
+
+
+class MultiLabelLoss(nn.Module):
+    """Binary cross-entropy on logits, mean over classes: Tsai 2020 on DiverseMultiMNIST, several labels an image.
+
+    Shapes:
+        logits ``[B, J]``, labels ``[B]`` or multi-hot ``[B, J]``
+    """
+
+    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss."""
+        _check_scores(logits, labels, "logits")
+        present = as_multi_hot(labels, logits.shape[1]).to(logits.dtype)
+        return F.binary_cross_entropy_with_logits(logits, present)
+
+
+def _check_scores(scores: Tensor, labels: Tensor, name: str) -> None:
+    """Refuse scores that are no table of images by classes, or labels for another number of images."""
+    if not isinstance(scores, Tensor) or scores.dim() != 2:
+        raise ValueError(f"{name} must be [B, classes], got {list(getattr(scores, 'shape', [])) or type(scores).__name__}")
+    if not isinstance(labels, Tensor):
+        raise TypeError(f"labels must be a tensor, got {type(labels).__name__}")
+    if labels.dim() == 0 or labels.shape[0] != scores.shape[0]:
+        raise ValueError(f"labels must be one for each of the {scores.shape[0]} images, got {list(labels.shape)}")
+
+
+def _choice(value: str, name: str, choices: tuple[str, ...]) -> str:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+    return value

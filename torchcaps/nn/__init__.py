@@ -1,0 +1,22 @@
+"""Capsule layers and what stands around them."""
+
+from torchcaps.nn.activations import CapsuleActivation, ExpSquash, Squash, exp_squash, length, squash
+from torchcaps.nn.decoder import Decoder
+from torchcaps.nn.layers import CapsuleLayer, ConvCapsules, DenseCapsules
+from torchcaps.nn.primary import PrimaryCapsules
+from torchcaps.nn.schedule import CapsuleStack
+
+__all__ = [
+    "CapsuleActivation",
+    "CapsuleLayer",
+    "CapsuleStack",
+    "ConvCapsules",
+    "Decoder",
+    "DenseCapsules",
+    "ExpSquash",
+    "PrimaryCapsules",
+    "Squash",
+    "exp_squash",
+    "length",
+    "squash",
+]

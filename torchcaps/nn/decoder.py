@@ -1,0 +1,91 @@
+"""From class capsules back to the image, for reconstruction as a regulariser and for looking."""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from torchcaps.capsules import Capsules, as_capsules
+from torchcaps.labels import check_class_numbers
+from torchcaps.nn.sizes import as_count
+
+__all__ = ["Decoder"]
+
+
+class Decoder(nn.Module):
+    """Decode the image from one class capsule, all others set to zero: Sabour 2017, section 4.1.
+
+    The first layer sees all capsules, zeros included, and so knows which class it decodes.
+
+    Args:
+        parents, dim: number and pose size of the class capsules.
+        image: ``(channels, height, width)`` of what is decoded.
+        hidden: widths of the ReLU layers: (512, 1024) in Sabour 2017, (512, 512) in Choi 2019.
+
+    Shapes:
+        capsules ``[B, J, D]``; labels ``[B]`` gives ``[B, C, H, W]``. Labels ``[B, K]``, ``K`` classes for each
+        image, give ``[B, K, C, H, W]``: one decode for each (MultiMNIST), with the same weights.
+
+    >>> import torch
+    >>> decoder = Decoder(10, 16, (1, 36, 36))
+    >>> decoder(torch.randn(2, 10, 16), torch.tensor([[3, 5], [0, 9]])).shape
+    torch.Size([2, 2, 1, 36, 36])
+    """
+
+    def __init__(
+        self, parents: int, dim: int, image: Sequence[int], hidden: Sequence[int] = (512, 1024)
+    ) -> None:
+        super().__init__()
+        self.parents, self.dim = as_count(parents, "parents"), as_count(dim, "dim")
+        if len(image) != 3:
+            raise ValueError(f"image must be (channels, height, width), got {tuple(image)}")
+        self.image = tuple(as_count(size, "image") for size in image)
+        widths = [parents * dim, *(as_count(width, "hidden") for width in hidden)]
+        layers: list[nn.Module] = []
+        for before, after in pairwise(widths):
+            layers += [nn.Linear(before, after), nn.ReLU()]
+        self.layers = nn.Sequential(*layers, nn.Linear(widths[-1], math.prod(self.image)), nn.Sigmoid())
+
+    def forward(self, capsules: Capsules | Tensor, labels: Tensor | None = None, top: int | None = None) -> Tensor:
+        """Decode the classes that the labels name; without labels, those of the longest capsules.
+
+        Args:
+            capsules: the class capsules.
+            labels: which to keep: in training always the true ones, so that a wrong prediction is not rewarded
+                for reconstructing well.
+            top: without labels: decode the so many longest, each by itself, ``[B, top, C, H, W]``; by default
+                the longest alone, ``[B, C, H, W]``.
+        """
+        pose = as_capsules(capsules).flatten().pose
+        if pose.dim() != 3 or pose.shape[1:] != (self.parents, self.dim):
+            raise ValueError(f"capsules.pose must be [B, {self.parents}, {self.dim}], got {list(pose.shape)}")
+        if labels is None:
+            labels = self.predict(pose, top)
+        elif top is not None:
+            raise ValueError("top says how many predictions to decode, so it can't be given beside labels")
+        else:
+            labels = check_class_numbers(labels, self.parents)
+            if labels.dim() not in (1, 2) or labels.shape[0] != pose.shape[0]:
+                raise ValueError(
+                    f"labels must be [B] or [B, K] class numbers for {pose.shape[0]} images, got {list(labels.shape)}"
+                )
+        masked = self.mask(pose, labels)
+        return self.layers(masked.flatten(-2)).unflatten(-1, self.image)
+
+    def predict(self, pose: Tensor, top: int | None = None) -> Tensor:
+        """Return the class of the longest capsule ``[B]``, or the ``top`` longest ``[B, top]``."""
+        lengths = Capsules(pose).length()
+        if top is None:
+            return lengths.argmax(-1)
+        if not 1 <= as_count(top, "top") <= self.parents:
+            raise ValueError(f"top must lie in 1..{self.parents}, got {top}")
+        return lengths.topk(top, dim=-1).indices
+
+    def mask(self, pose: Tensor, labels: Tensor) -> Tensor:
+        """Keep the labelled capsule of each image, the others zero: ``[B, J, D] -> [B, (K,) J, D]``."""
+        kept = labels.unsqueeze(-1) == torch.arange(self.parents, device=pose.device)  # [B, (K,) J]
+        if labels.dim() == 2:
+            pose = pose.unsqueeze(1)
+        return torch.where(kept.unsqueeze(-1), pose, 0)

@@ -1,0 +1,338 @@
+"""The two capsule layers: every child votes for every parent, or for the parents of the windows it lies in."""
+
+from collections.abc import Callable, Mapping
+from typing import Literal, overload
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from torchcaps.capsules import Capsules, as_capsules, refuse_nan
+from torchcaps.nn.sizes import Pair, as_count, as_padding, as_pair, as_rows, resolve_padding
+from torchcaps.routing.base import Geometry, Routing, Trace, as_routing, iterate
+from torchcaps.votes import DenseVotes, StreamedVotes, Votes, Wiring
+from torchcaps.votes.streamed import assumed_batch
+
+__all__ = ["CapsuleLayer", "ConvCapsules", "DenseCapsules"]
+
+STORED_BYTES = 32 * 2**20  # with streamed="auto", votes up to this size are stored
+
+Init = float | Callable[[Tensor], object] | None
+
+
+class Coefficients(nn.Module):
+    """The tensors that a routing owns in a layer: parameters where gradient descent moves them, else buffers."""
+
+    def __init__(self, routing: Routing, geometry: Geometry) -> None:
+        super().__init__()
+        self._names = []
+        for name, coefficient in routing.coefficients(geometry).items():
+            tensor = torch.empty(geometry.size(coefficient.axes))
+            if coefficient.learned:
+                self.register_parameter(name, nn.Parameter(tensor))
+            else:
+                self.register_buffer(name, tensor)
+            self._names.append(name)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return getattr(self, name)
+
+    def named(self) -> dict[str, Tensor]:
+        """Return all of them by name: what a routing's step is given."""
+        return {name: self[name] for name in self._names}
+
+
+class CapsuleLayer(nn.Module):
+    """What the two layers share: weights, the routing's coefficients, and votes that are stored or streamed.
+
+    Under autocast a layer works in the dtype of its weights: routing is a fixed-point iteration, whose sums and
+    exponentials half precision would bend.
+    """
+
+    def __init__(
+        self,
+        routing: Routing,
+        geometry: Geometry,
+        weight_size: tuple[int, ...],
+        streamed: bool | Literal["auto"],
+        init: Init,
+    ) -> None:
+        super().__init__()
+        if streamed not in (True, False, "auto"):
+            raise ValueError(f"streamed must be True, False or 'auto', got {streamed!r}")
+        routing.check(geometry)
+        self.routing = routing
+        self.geometry = geometry
+        self.streamed = streamed
+        self._init = init
+        self.weight = nn.Parameter(torch.empty(weight_size))
+        bias = torch.empty(geometry.size(("I", "J", "D"))) if routing.vote_bias else None
+        self.bias = None if bias is None else nn.Parameter(bias)
+        self.coefficients = Coefficients(routing, geometry)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw weights and coefficients anew, as the routing's paper or its code does; vote biases start at 0."""
+        if self._init is None:
+            self.routing.init_weight(self.weight, self.geometry)
+        elif callable(self._init):
+            self._init(self.weight)
+        else:
+            self.weight.normal_(0, self._init)
+        if self.bias is not None:
+            self.bias.zero_()
+        for name, coefficient in self.routing.coefficients(self.geometry).items():
+            coefficient.fill(self.coefficients[name])
+
+    # What the two layers differ in -------------------------------------------------------------------------
+
+    def _enter(self, capsules: Capsules | Tensor) -> Capsules:
+        """Check the children's shape at the door; return them as this layer wants them."""
+        raise TypeError("CapsuleLayer is what DenseCapsules and ConvCapsules share: build one of those")
+
+    def _wiring(self, children: Capsules) -> Wiring:
+        """Wire these children."""
+        raise TypeError("CapsuleLayer is what DenseCapsules and ConvCapsules share: build one of those")
+
+    def _slot_weight(self, wiring: Wiring) -> Tensor:
+        """Return the weight of each slot, ``[I, X, J, Y]`` or ``[*L, I, X, J, Y]``."""
+        return self.weight
+
+    # ---------------------------------------------------------------------------------------------------------
+
+    def enter(self, capsules: Capsules | Tensor) -> Capsules:
+        """Check children at the door: shapes, NaN. Return them in the dtype of the layer's weights."""
+        children = self._enter(as_capsules(capsules))
+        refuse_nan(children.pose, "capsules.pose")
+        refuse_nan(children.activation, "capsules.activation")
+        dtype = self.weight.dtype
+        activation = None if children.activation is None else children.activation.to(dtype)
+        return Capsules(children.pose.to(dtype), activation)
+
+    def votes(self, capsules: Capsules | Tensor) -> Votes:
+        """Return the votes of these children; ``.dense()`` of it is the tensor ``[B, *L, I, J, D]``."""
+        children = self.enter(capsules)
+        with torch.autocast(children.pose.device.type, enabled=False):
+            return self.make_votes(children)
+
+    def make_votes(self, children: Capsules) -> Votes:
+        """Return the votes of children that have come through `enter`."""
+        wiring = self._wiring(children)
+        pose = children.pose
+        if self.routing.dropout and self.training:
+            pose = F.dropout(pose, self.routing.dropout)
+        offset = self.routing.vote_offset(self.geometry, wiring, pose)
+        bias = self.bias if offset is None else offset if self.bias is None else self.bias + offset
+        arguments = (pose, self._slot_weight(wiring), bias, self.geometry.rows, wiring)
+        return StreamedVotes(*arguments) if self._streams(pose, wiring) else DenseVotes.make(*arguments)
+
+    def _streams(self, pose: Tensor, wiring: Wiring) -> bool:
+        if self.streamed != "auto":
+            return bool(self.streamed)
+        n_votes = assumed_batch(pose.shape[0]) * wiring.n_slots * self.geometry.parents * self.geometry.dim
+        for size in wiring.sites:
+            n_votes *= size
+        return n_votes * pose.element_size() > STORED_BYTES
+
+    def p(self) -> Mapping[str, Tensor]:
+        """Return the routing's coefficients by name."""
+        return self.coefficients.named()
+
+    @overload
+    def forward(self, capsules: Capsules | Tensor, trace: Literal[False] = False) -> Capsules: ...
+    @overload
+    def forward(self, capsules: Capsules | Tensor, trace: Literal[True]) -> tuple[Capsules, Trace]: ...
+    def forward(self, capsules: Capsules | Tensor, trace: bool = False) -> Capsules | tuple[Capsules, Trace]:
+        """Route children to parents; with ``trace`` return the states of every iteration as well."""
+        children = self.enter(capsules)
+        with torch.autocast(children.pose.device.type, enabled=False):
+            parents, states = iterate(self.routing, self.p(), self.make_votes(children), children, trace)
+        return (parents, states) if trace else parents
+
+
+class DenseCapsules(CapsuleLayer):
+    """A fully-connected capsule layer: every child votes for every parent, with a matrix for each pair.
+
+    Args:
+        children: number of child capsules, ``I``.
+        child_dim: their pose size, ``K``.
+        parents: number of parent capsules, ``J``.
+        parent_dim: their pose size, ``D``.
+        routing: the algorithm, or its name.
+        pose: ``"vector"``: ``v = W p``. ``"matrix"``: poses are square matrices and ``V = P W``. A number: poses
+            are matrices of so many rows, which the transform keeps (Chen 2019).
+        streamed: ``False`` stores the votes, ``True`` never does, ``"auto"`` decides by their size.
+        init: standard deviation of the matrices at first, or a function that fills them; by default as the
+            routing's paper has it.
+
+    Shapes:
+        pose ``[B, I, K]`` or ``[B, *G, N, K]`` with ``I`` capsules in all ``-> [B, J, D]``
+
+    >>> import torch
+    >>> layer = DenseCapsules(1152, 8, 10, 16, routing="dynamic")
+    >>> layer(torch.randn(2, 1152, 8)).pose.shape
+    torch.Size([2, 10, 16])
+    """
+
+    def __init__(
+        self,
+        children: int,
+        child_dim: int,
+        parents: int,
+        parent_dim: int,
+        *,
+        routing: Routing | str,
+        pose: Literal["vector", "matrix"] | int = "vector",
+        streamed: bool | Literal["auto"] = "auto",
+        init: Init = None,
+    ) -> None:
+        counts = {"children": children, "child_dim": child_dim, "parents": parents, "parent_dim": parent_dim}
+        for name, count in counts.items():
+            as_count(count, name)
+        rows = as_rows(pose, child_dim, parent_dim)
+        columns = child_dim // rows
+        geometry = Geometry(children, parents, parent_dim, rows, columns, children, child_dim)
+        weight_size = (children, columns, parents, parent_dim // rows)
+        super().__init__(as_routing(routing), geometry, weight_size, streamed, init)
+
+    def _enter(self, capsules: Capsules | Tensor) -> Capsules:
+        children = as_capsules(capsules)
+        shape = children.pose.shape
+        wanted = f"[B, {self.geometry.types}, {self.geometry.child_dim}]"
+        if len(shape) not in (3, 5):
+            raise ValueError(f"capsules.pose must be {wanted}, or on a grid [B, H, W, N, K], got {list(shape)}")
+        children = children.flatten()
+        if children.pose.shape[1:] != (self.geometry.types, self.geometry.child_dim):
+            raise ValueError(
+                f"capsules.pose must be {wanted}: {self.geometry.types} children of size {self.geometry.child_dim}, "
+                f"got {list(shape)}: {children.pose.shape[1]} of size {shape[-1]}"
+            )
+        return children
+
+    def _wiring(self, children: Capsules) -> Wiring:
+        return Wiring(self.geometry.types, slots=self.routing.slots, competition=self.routing.competition)
+
+    def extra_repr(self) -> str:
+        """Say the sizes."""
+        g = self.geometry
+        return f"{g.types} x {g.child_dim} -> {g.parents} x {g.dim}, rows={g.rows}, {self.routing}, streamed={self.streamed}"
+
+
+class ConvCapsules(CapsuleLayer):
+    """A convolutional capsule layer: the parents at each place take the votes of a window of children.
+
+    Args:
+        child_types: child capsules at each place, ``N``.
+        child_dim: their pose size, ``K``.
+        parent_types: parent capsules at each place, ``J``.
+        parent_dim: their pose size, ``D``.
+        kernel_size, stride: of the window.
+        padding: places of zeros around the grid, or ``"same"``: TensorFlow's SAME, which puts an odd one behind.
+        routing, pose, streamed, init: as in `DenseCapsules`.
+        weights: which votes share a matrix. ``"kernel"``: one for each cell of the window, at all places the
+            same, as in any convolution. ``"position"``: one for each cell at every place. ``"type"``: one for
+            each child type, in all cells the same (the class layer of EM routing).
+        grid: the children's grid ``(H, W)``. Needed where something is kept for every place: the couplings of
+            `Trainable`, or ``weights="position"``.
+
+    Shapes:
+        pose ``[B, H, W, N, K] -> [B, H', W', J, D]``
+
+    >>> import torch
+    >>> layer = ConvCapsules(32, 16, 32, 16, kernel_size=3, stride=2, routing="inverted_attention", pose="matrix")
+    >>> layer(torch.randn(2, 16, 16, 32, 16)).pose.shape
+    torch.Size([2, 7, 7, 32, 16])
+    """
+
+    def __init__(
+        self,
+        child_types: int,
+        child_dim: int,
+        parent_types: int,
+        parent_dim: int,
+        kernel_size: int | Pair,
+        stride: int | Pair = 1,
+        padding: int | Pair | Literal["same"] = 0,
+        *,
+        routing: Routing | str,
+        pose: Literal["vector", "matrix"] | int = "vector",
+        streamed: bool | Literal["auto"] = "auto",
+        weights: Literal["kernel", "position", "type"] = "kernel",
+        grid: int | Pair | None = None,
+        init: Init = None,
+    ) -> None:
+        counts = {"child_types": child_types, "child_dim": child_dim}
+        counts |= {"parent_types": parent_types, "parent_dim": parent_dim}
+        for name, count in counts.items():
+            as_count(count, name)
+        if weights not in ("kernel", "position", "type"):
+            raise ValueError(f"weights must be 'kernel', 'position' or 'type', got {weights!r}")
+        routing = as_routing(routing)
+        rows = as_rows(pose, child_dim, parent_dim)
+        self.kernel_size = as_pair(kernel_size, "kernel_size")
+        self.stride = as_pair(stride, "stride")
+        self.padding = as_padding(padding)
+        self.grid = None if grid is None else as_pair(grid, "grid")
+        self.weights = weights
+        sites = None if self.grid is None else self._wire(self.grid, child_types, routing).sites
+        cells = self.kernel_size[0] * self.kernel_size[1]
+        by_type = routing.slots == "type"
+        geometry = Geometry(
+            slots=child_types if by_type else cells * child_types,
+            parents=parent_types,
+            dim=parent_dim,
+            rows=rows,
+            columns=child_dim // rows * (cells if by_type else 1),
+            types=child_types,
+            child_dim=child_dim,
+            reads=cells if by_type else 1,
+            sites=sites,
+        )
+        weight_size = (geometry.slots, geometry.columns, parent_types, parent_dim // rows)
+        if weights == "type":
+            weight_size = (child_types, child_dim // rows, *weight_size[2:])
+        elif weights == "position":
+            if sites is None:
+                raise ValueError("grid must be given with weights='position': it says how many places there are")
+            weight_size = (*sites, *weight_size)
+        super().__init__(routing, geometry, weight_size, streamed, init)
+
+    def _wire(self, grid: tuple[int, int], types: int, routing: Routing) -> Wiring:
+        padding = resolve_padding(self.padding, grid, self.kernel_size, self.stride)
+        return Wiring(types, grid, self.kernel_size, self.stride, padding, routing.slots, routing.competition)
+
+    def _enter(self, capsules: Capsules | Tensor) -> Capsules:
+        children = as_capsules(capsules)
+        shape, geometry = children.pose.shape, self.geometry
+        if len(shape) != 5:
+            raise ValueError(
+                f"capsules.pose must be [B, H, W, {geometry.types}, {geometry.child_dim}], got {list(shape)}"
+            )
+        if shape[3:] != (geometry.types, geometry.child_dim):
+            raise ValueError(
+                f"capsules.pose must have {geometry.types} child types of size {geometry.child_dim} at each place, "
+                f"got {list(shape)}: {shape[3]} of size {shape[4]}"
+            )
+        if self.grid is not None and shape[1:3] != self.grid:
+            raise ValueError(f"capsules.pose must be on the grid {list(self.grid)} of the layer, got {list(shape[1:3])}")
+        return children
+
+    def _wiring(self, children: Capsules) -> Wiring:
+        grid = (children.pose.shape[1], children.pose.shape[2])
+        return self._wire(grid, self.geometry.types, self.routing)
+
+    def _slot_weight(self, wiring: Wiring) -> Tensor:
+        if self.weights != "type":
+            return self.weight
+        if self.routing.slots == "type":
+            return self.weight.repeat(1, wiring.cells, 1, 1)
+        return self.weight.repeat(wiring.cells, 1, 1, 1)
+
+    def extra_repr(self) -> str:
+        """Say the sizes."""
+        g = self.geometry
+        parts = [f"{g.types} x {g.child_dim} -> {g.parents} x {g.dim}", f"kernel_size={self.kernel_size}"]
+        parts += [f"stride={self.stride}", f"padding={self.padding!r}", f"rows={g.rows}", str(self.routing)]
+        parts += [f"streamed={self.streamed}", f"weights={self.weights!r}"]
+        return ", ".join(parts)

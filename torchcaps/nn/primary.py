@@ -1,0 +1,93 @@
+"""The first capsules: a convolution whose channels are read as poses."""
+
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from torchcaps.capsules import Capsules, refuse_nan
+from torchcaps.nn.activations import ActivationName, make_activation
+from torchcaps.nn.sizes import Pair, as_count, as_padding, as_pair, resolve_padding
+
+__all__ = ["PrimaryCapsules"]
+
+
+class PrimaryCapsules(nn.Module):
+    """Primary capsules: Sabour 2017, section 4. A capsule is ``dim`` *consecutive channels at one place*.
+
+    Channel ``type * dim + number`` of the convolution is that number of that capsule type; reading poses off the
+    memory of a channels-first tensor instead, as popular code does, mixes neighbouring places.
+
+    Args:
+        in_channels: channels of the features.
+        types, dim: capsule types at each place, and their pose size.
+        kernel_size, stride: of the convolution.
+        padding: a number, a pair, or ``"same"`` as TensorFlow has it.
+        bias: of the convolution (Tsai 2020: none).
+        relu: a ReLU on the channels before they are read as capsules (Choi 2019, Chen 2019).
+        activation: ``"squash"`` (Sabour 2017), ``"exp_squash"`` (Chen 2019), ``"layer_norm"`` with a learned
+            gain (Tsai 2020), ``"capsule"``: an affine map for each type, then tanh (Choi 2019), ``"none"``
+            (Hinton 2018), or a module.
+        activations: give each capsule an activation: a second convolution and a sigmoid (Hinton 2018).
+
+    Shapes:
+        ``[B, C, H, W] ->`` pose ``[B, H', W', types, dim]``, activation ``[B, H', W', types]`` or ``None``
+
+    >>> import torch
+    >>> PrimaryCapsules(256, 32, 8, kernel_size=9, stride=2)(torch.randn(2, 256, 20, 20)).pose.shape
+    torch.Size([2, 6, 6, 32, 8])
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        types: int,
+        dim: int,
+        kernel_size: int | Pair,
+        stride: int | Pair = 1,
+        padding: int | Pair | Literal["same"] = 0,
+        *,
+        bias: bool = True,
+        relu: bool = False,
+        activation: ActivationName | nn.Module = "squash",
+        activations: bool = False,
+    ) -> None:
+        super().__init__()
+        self.types, self.dim = as_count(types, "types"), as_count(dim, "dim")
+        self.padding = as_padding(padding)
+        self.relu = relu
+        kernel, step = as_pair(kernel_size, "kernel_size"), as_pair(stride, "stride")
+        as_count(in_channels, "in_channels")
+        self.pose = nn.Conv2d(in_channels, types * dim, kernel, step, bias=bias)
+        self.activity = nn.Conv2d(in_channels, types, kernel, step) if activations else None
+        self.activation = make_activation(activation, types, dim)
+
+    def forward(self, features: Tensor) -> Capsules:
+        """Make capsules of features."""
+        self._check(features)
+        grid = (features.shape[2], features.shape[3])
+        kernel, stride = as_pair(self.pose.kernel_size, "kernel_size"), as_pair(self.pose.stride, "stride")
+        top, bottom, left, right = resolve_padding(self.padding, grid, kernel, stride)
+        padded = (grid[0] + top + bottom, grid[1] + left + right)
+        if kernel[0] > padded[0] or kernel[1] > padded[1]:
+            raise ValueError(
+                f"kernel_size must fit into the features, got {kernel[0]}x{kernel[1]} for {grid[0]}x{grid[1]} "
+                f"padded to {padded[0]}x{padded[1]}"
+            )
+        if any((top, bottom, left, right)):
+            features = F.pad(features, (left, right, top, bottom))
+        channels = self.pose(features)
+        if self.relu:
+            channels = channels.relu()
+        # [B, types * dim, H', W'] -> [B, H', W', types, dim]: split the channel axis, then move it whole.
+        pose = channels.unflatten(1, (self.types, self.dim)).permute(0, 3, 4, 1, 2)
+        activation = None if self.activity is None else self.activity(features).sigmoid().permute(0, 2, 3, 1)
+        return Capsules(self.activation(pose), activation)
+
+    def _check(self, features: Tensor) -> None:
+        if not isinstance(features, Tensor) or not features.is_floating_point():
+            kind = getattr(features, "dtype", type(features).__name__)
+            raise TypeError(f"features must be a floating-point tensor, got {kind}")
+        if features.dim() != 4 or features.shape[1] != self.pose.in_channels:
+            raise ValueError(f"features must be [B, {self.pose.in_channels}, H, W], got {list(features.shape)}")
+        refuse_nan(features, "features")

@@ -1,0 +1,72 @@
+"""The M-step of EM routing: the Gaussian that weighted votes make, and how active it is. No routing by itself."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from torch import Tensor
+
+from torchcaps.capsules import Capsules
+from torchcaps.routing.base import Coefficient
+from torchcaps.votes import Votes
+
+__all__ = ["COSTS", "Gaussian", "child_activations", "fit_gaussian", "inverse_temperature"]
+
+SMALLEST_MASS = 1e-10  # what a parent without children is divided by
+
+# The two learned costs of Hinton 2018, one of each for a parent type.
+COSTS = {"beta_u": Coefficient(("J",), 0.0), "beta_a": Coefficient(("J",), 0.0)}
+
+
+class Gaussian(NamedTuple):
+    """A parent for each place and type.
+
+    Shapes:
+        total, mean, variance ``[B, *L, J, D]``; evidence, the logit of the activation, ``[B, *L, J]``.
+    """
+
+    total: Tensor
+    mean: Tensor
+    variance: Tensor
+    evidence: Tensor
+
+
+def inverse_temperature(t: int, final: float = 0.01, annealing: float = 0.95) -> float:
+    """Return ``lambda_t = final * (1 - annealing^(t+1))``: the authors of Hinton 2018, on OpenReview.
+
+    >>> [round(inverse_temperature(t), 7) for t in range(3)]
+    [0.0005, 0.000975, 0.0014262]
+    """
+    return final * (1 - annealing ** (t + 1))
+
+
+def fit_gaussian(
+    p: Mapping[str, Tensor], votes: Votes, weight: Tensor, temperature: float, floor: float = 1e-4
+) -> Gaussian:
+    """Fit a Gaussian to the votes for each parent: Hinton 2018, Procedure 1, M-step.
+
+    Args:
+        p: ``beta_u`` and ``beta_a``.
+        votes: the votes.
+        weight: ``R_ij a_i``, ``[B, *L, I, J]``.
+        temperature: ``lambda_t``.
+        floor: added to every variance.
+    """
+    mass = weight.sum(-2)  # S_j: [B, *L, J]
+    divisor = mass.clamp_min(SMALLEST_MASS).unsqueeze(-1)
+    total = votes.sum(weight)
+    mean = total / divisor
+    variance = votes.sqsum(weight, mean) / divisor + floor
+    cost = (p["beta_u"].unsqueeze(-1) + 0.5 * variance.log()).sum(-1) * mass
+    return Gaussian(total, mean, variance, temperature * (p["beta_a"] - cost))
+
+
+def child_activations(votes: Votes, children: Capsules) -> Tensor:
+    """Return the activation of each slot's child: 1 where children have none, 0 in padding.
+
+    Shapes:
+        ``-> [B, *L, I]``
+    """
+    activation = children.activation
+    if activation is None:
+        activation = children.pose.new_ones(()).expand(children.pose.shape[:-1])
+    return votes.wiring.gather(activation)

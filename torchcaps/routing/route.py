@@ -1,0 +1,85 @@
+"""Routing without a layer: for votes that the caller has made."""
+
+from collections.abc import Mapping
+from typing import Literal, overload
+
+import torch
+from torch import Tensor
+
+from torchcaps.capsules import Capsules, as_capsules, refuse_nan
+from torchcaps.routing.base import Geometry, Routing, Trace, as_routing, iterate
+from torchcaps.votes import DenseVotes, Wiring
+
+__all__ = ["route"]
+
+
+@overload
+def route(
+    votes: Tensor,
+    routing: Routing | str,
+    activation: Tensor | None = None,
+    trace: Literal[False] = False,
+    coefficients: Mapping[str, Tensor] | None = None,
+) -> Capsules: ...
+@overload
+def route(
+    votes: Tensor,
+    routing: Routing | str,
+    activation: Tensor | None = None,
+    *,
+    trace: Literal[True],
+    coefficients: Mapping[str, Tensor] | None = None,
+) -> tuple[Capsules, Trace]: ...
+def route(
+    votes: Tensor,
+    routing: Routing | str,
+    activation: Tensor | None = None,
+    trace: bool = False,
+    coefficients: Mapping[str, Tensor] | None = None,
+) -> Capsules | tuple[Capsules, Trace]:
+    """Route votes to parents.
+
+    Args:
+        votes: ``[B, I, J, D]``, what each of ``I`` children says of the pose of each of ``J`` parents.
+        routing: the algorithm, or its name.
+        activation: the children's activations ``[B, I]``, for algorithms that use them.
+        trace: return the states of every iteration as well.
+        coefficients: what the algorithm has learned, by name. Those left out have their first value, where that
+            is a number; couplings that start at random exist only in a layer, or here.
+
+    Returns:
+        `Capsules` with pose ``[B, J, D]``; with ``trace``, a pair of them and the `Trace`.
+
+    >>> import torch, torchcaps
+    >>> torchcaps.route(torch.randn(2, 32, 10, 16), "dynamic").pose.shape
+    torch.Size([2, 10, 16])
+    """
+    routing = as_routing(routing)
+    if not isinstance(votes, Tensor) or not votes.is_floating_point():
+        raise TypeError(f"votes must be a floating-point tensor, got {getattr(votes, 'dtype', type(votes).__name__)}")
+    if votes.dim() != 4:
+        raise ValueError(f"votes must have the axes [B, I, J, D], got {list(votes.shape)}")
+    _, slots, parents, dim = votes.shape
+    geometry = Geometry(slots, parents, dim, rows=1, columns=dim, types=slots, child_dim=dim)
+    routing.check(geometry)
+    if routing.residual:
+        raise ValueError(f"{routing} adds the children to the parents, and votes don't tell them: put it into a layer")
+    # The algorithms look at the children for their activations, dtype and device; their poses are not known here.
+    children = as_capsules(Capsules(votes[:, :, 0], activation), "children")
+    refuse_nan(votes, "votes")
+    refuse_nan(activation, "activation")
+    p = dict(coefficients or {})
+    for name, coefficient in routing.coefficients(geometry).items():
+        size = geometry.size(coefficient.axes)
+        if name not in p:
+            if callable(coefficient.init):
+                raise ValueError(
+                    f"{type(routing).__name__} learns its {name!r}, which starts at random: put it into a layer, or "
+                    f"pass coefficients={{{name!r}: ...}} of shape {list(size)}"
+                )
+            p[name] = votes.new_full(size, coefficient.init)
+        elif p[name].shape != torch.Size(size):
+            raise ValueError(f"coefficients[{name!r}] must have the shape {list(size)}, got {list(p[name].shape)}")
+    wiring = Wiring(slots, slots=routing.slots, competition=routing.competition)  # type: ignore[arg-type]
+    capsules, states = iterate(routing, p, DenseVotes(votes, wiring), children, trace)
+    return (capsules, states) if trace else capsules

@@ -1,0 +1,31 @@
+"""No routing at all: the baseline that every routing has to beat."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from torchcaps.activations import squash
+from torchcaps.capsules import Capsules
+from torchcaps.routing.base import Routing, State
+from torchcaps.votes import Votes
+
+__all__ = ["Uniform"]
+
+
+@dataclass(frozen=True)
+class Uniform(Routing):
+    """Every child shares itself out equally: the first iteration of Sabour 2017, Procedure 1.
+
+    ``c_ij = 1/J``, ``v_j = squash(Σ_i c_ij v_ij)``
+
+    A layer with it is a linear layer with a squash. What a routing adds is its distance from this.
+    """
+
+    paper = "Sabour 2017"
+    equation = "eq. 1 and 2 with c = 1/J"
+
+    def step(self, p: Mapping[str, Tensor], votes: Votes, children: Capsules, state: State, t: int) -> State:
+        """Sum the votes and squash."""
+        coupling = votes.uniform(children.pose)
+        return State(pose=squash(votes.sum(coupling)), coupling=coupling)
