@@ -6,7 +6,7 @@ package is tested without a word here.
 
 import dataclasses
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -27,6 +27,8 @@ GEOMETRIES = {
     "conv_s2": {"grid": (5, 4), "kernel_size": 3, "stride": 2, "padding": 1},
     "conv_whole": {"grid": (3, 2), "kernel_size": (3, 2), "stride": 1, "padding": 0},
 }
+# For what takes a compiler seconds: few places, a small window, but padding and stride.
+SMALL = {"dense": None, "conv_small": {"grid": (3, 2), "kernel_size": (2, 1), "stride": 2, "padding": 1}}
 POSES = ("vector", "matrix")
 
 # Where the mathematics does not allow a routing, and nowhere else, a layer may refuse it.
@@ -88,7 +90,7 @@ class Case:
         return PARENTS if self.routing.residual else (6 if self.geometry == "dense" else TYPES)
 
     def options(self) -> dict[str, Any]:
-        options = dict(GEOMETRIES[self.geometry] or {})
+        options = dict((GEOMETRIES | SMALL)[self.geometry] or {})
         if self.routing.residual and self.geometry == "conv_s1":
             options["padding"] = "same"
         return options
@@ -123,11 +125,11 @@ class Case:
         return Capsules(pose.to(dtype), activation.to(dtype))
 
 
-def _all(routings: dict[str, Routing]) -> list[Case]:
+def _all(routings: dict[str, Routing], geometries: Iterable[str] = GEOMETRIES) -> list[Case]:
     return [
         Case(name, routing, geometry, pose)  # type: ignore[arg-type]
         for name, routing in routings.items()
-        for geometry in GEOMETRIES
+        for geometry in geometries
         for pose in POSES
     ]
 
@@ -135,6 +137,7 @@ def _all(routings: dict[str, Routing]) -> list[Case]:
 EVERY_CASE = _all(ROUTINGS)
 CASES = [case for case in EVERY_CASE if not case.refused]
 DEFAULT_CASES = [case for case in _all(DEFAULTS) if not case.refused]
+SMALL_CASES = _all(DEFAULTS, SMALL)
 
 
 def over(cases: list[Case]) -> pytest.MarkDecorator:

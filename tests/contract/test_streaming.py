@@ -1,0 +1,124 @@
+"""Votes that are streamed equal votes that are stored, and really are not stored."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.contract.cases import CASES, Case, gradients, over
+from tests.tolerances import STREAMED, relative_rms
+from torchcaps.capsules import Capsules
+from torchcaps.nn import ConvCapsules
+from torchcaps.routing import EM, Dynamic, InvertedAttention, Routing
+from torchcaps.votes import DenseVotes, StreamedVotes, streamed
+
+DTYPES = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
+
+
+@pytest.fixture(params=[1, 2**40], ids=["one_slot_pieces", "large_pieces"])
+def piece(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """The two ends of how votes can be cut."""
+    monkeypatch.setattr(streamed, "PIECE_BYTES", request.param)
+    return request.param
+
+
+@DTYPES
+@over(CASES)
+def test_streamed_equals_stored(case: Case, dtype: torch.dtype, piece: int) -> None:
+    children = case.children(dtype)
+    stored, stream = case.layer(False, dtype), case.layer(True, dtype)
+    assert isinstance(stored.votes(children), DenseVotes)
+    assert isinstance(stream.votes(children), StreamedVotes)
+    limit = STREAMED[dtype]
+    expected, found = stored(children), stream(children)
+    assert relative_rms(found.pose, expected.pose) < limit
+    if expected.activation is not None:
+        assert relative_rms(found.activation, expected.activation) < limit
+    assert relative_rms(stream.votes(children).dense(), stored.votes(children).dense()) < limit
+    expected_gradients, found_gradients = gradients(stored, children), gradients(stream, children)
+    largest = max(float(g.abs().max()) for g in expected_gradients.values())
+    for name, expected_gradient in expected_gradients.items():
+        if float(expected_gradient.abs().max()) < 1e-9 * largest:  # zero but for rounding: nothing to be relative to
+            assert float(found_gradients[name].abs().max()) < limit * largest, name
+        else:
+            assert relative_rms(found_gradients[name], expected_gradient) < limit, name
+
+
+def saved_bytes(layer: torch.nn.Module, children: Capsules) -> int:
+    """The bytes that autograd keeps between the two passes, each piece of memory counted once."""
+    kept: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        parents = layer(children)  # held until the count is done, so that no address is used twice
+    assert parents.pose.requires_grad
+    return sum(kept.values())
+
+
+def tsai_cifar100_layer(routing: InvertedAttention, streamed: bool = True) -> ConvCapsules:
+    """The first convolutional capsule layer of Tsai 2020 on CIFAR-100: 16x16 -> 7x7, 32 -> 32 types of 6x6."""
+    return ConvCapsules(32, 36, 32, 36, 3, 2, routing=routing, pose="matrix", streamed=streamed)
+
+
+def tsai_cifar100_children(batch: int) -> Capsules:
+    return Capsules(torch.randn(batch, 16, 16, 32, 36, requires_grad=True))
+
+
+def test_the_cifar100_layer_of_tsai_keeps_under_half_a_gibibyte() -> None:
+    layer = tsai_cifar100_layer(InvertedAttention(2))
+    one, two, three = (saved_bytes(layer, tsai_cifar100_children(batch)) for batch in (1, 2, 3))
+    an_image = two - one
+    assert abs((three - two) - an_image) < 1e-3 * an_image  # linear in the batch, so 128 can be told from 1 and 2
+    votes = 128 * 49 * 288 * 32 * 36 * 4
+    assert 7.7 * 2**30 < votes < 7.8 * 2**30
+    at_128 = one + 127 * an_image
+    assert at_128 < 0.5 * 2**30
+    # Children, the couplings of the second iteration, and a few sets of parents; nothing of the votes' size.
+    children, couplings, parents = 256 * 32 * 36 * 4, 49 * 288 * 32 * 4, 49 * 32 * 36 * 4
+    assert children + couplings <= an_image <= children + couplings + 4 * parents
+
+
+def test_storing_votes_would_not_pass_that_test() -> None:
+    """The counter does see votes where they are kept."""
+    stored = tsai_cifar100_layer(InvertedAttention(2), streamed=False)
+    assert saved_bytes(stored, tsai_cifar100_children(1)) > 49 * 288 * 32 * 36 * 4
+
+
+@pytest.mark.parametrize("routing", [Dynamic(3), EM(2), InvertedAttention(2)], ids=lambda r: r.name())
+def test_what_is_kept_grows_with_children_and_couplings_not_with_votes(routing: Routing) -> None:
+    """Four times the pose size is four times the votes. Couplings stay; children and parents grow by right."""
+    kept, children, parents, votes = [], [], [], []
+    for dim in (16, 64):
+        layer = ConvCapsules(32, dim, 16, dim, 3, routing=routing, pose="matrix", streamed=True)
+        capsules = Capsules(torch.randn(1, 6, 6, 32, dim, requires_grad=True))
+        kept.append(saved_bytes(layer, capsules) - 4 * sum(p.numel() for p in layer.parameters()))
+        children.append(4 * capsules.pose.numel())
+        parents.append(4 * 16 * 16 * dim)
+        votes.append(288 * parents[-1])
+    grown = kept[1] - kept[0]
+    assert grown <= (children[1] - children[0]) + 12 * (parents[1] - parents[0])
+    assert grown < 0.06 * (votes[1] - votes[0])
+
+
+def test_the_gradient_of_the_last_iteration_keeps_the_same_for_any_number() -> None:
+    def kept(iterations: int) -> int:
+        layer = ConvCapsules(4, 16, 8, 16, 3, routing=Dynamic(iterations, gradient="last"), streamed=True)
+        return saved_bytes(layer, Capsules(torch.randn(2, 8, 8, 4, 16, requires_grad=True)))
+
+    assert kept(2) == kept(5)
+
+
+def test_auto_stores_small_votes_and_streams_large_ones() -> None:
+    layer = ConvCapsules(4, 16, 8, 16, 3, routing="dynamic")
+    assert isinstance(layer.votes(torch.zeros(1, 8, 8, 4, 16)), DenseVotes)
+    assert isinstance(layer.votes(torch.zeros(64, 8, 8, 4, 16)), StreamedVotes)
+
+
+def test_streamed_votes_can_be_differentiated_twice() -> None:
+    torch.manual_seed(0)
+    layer = ConvCapsules(2, 4, 3, 4, 2, routing=EM(2), pose="matrix", streamed=True).double()
+    pose = torch.randn(1, 3, 3, 2, 4, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradgradcheck(lambda x: layer(x).pose, pose)

@@ -1,0 +1,163 @@
+"""What must not change a result, and what must change it in a known way."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.contract.cases import CASES, EVERY_CASE, PARENTS, Case, over
+from tests.tolerances import SAME, relative_rms
+from torchcaps.capsules import Capsules
+from torchcaps.nn import ConvCapsules, DenseCapsules
+from torchcaps.nn.layers import CapsuleLayer
+
+CLOSE = SAME[torch.float64]
+
+
+@over([case for case in EVERY_CASE if case.refused])
+def test_a_refusal_says_why(case: Case) -> None:
+    with pytest.raises(ValueError, match=r"coordinates|residual"):
+        case.layer()(case.children())
+
+
+@over([case for case in CASES if case.geometry == "conv_whole"])
+def test_a_convolution_over_the_whole_grid_is_the_dense_layer(case: Case) -> None:
+    """The dense layer is given what the slots of the window read, in the wiring's order."""
+    layer, children = case.layer(), case.children()
+    if case.name == "em[coordinates=True]":
+        offset = layer.routing.vote_offset(layer.geometry, layer._wiring(children), children.pose)
+        assert offset is not None
+    g = layer.geometry
+    read = layer._wiring(children).gather(children.pose)
+    if g.reads > 1:  # [B, 1, 1, I, reads, K] -> a matrix [A, reads * X], flat
+        read = read.unflatten(-1, (g.rows, -1)).movedim(-3, -2).flatten(-2)
+    read = read.flatten(1, 3) if g.reads == 1 else read.flatten(1, 3).flatten(2)
+    plain = case.routing if case.name != "em[coordinates=True]" else type(case.routing)()
+    dense = DenseCapsules(g.slots, g.rows * g.columns, g.parents, g.dim, routing=plain, pose=g.rows).double().eval()
+    dense.weight.data.copy_(layer.weight)
+    if layer.bias is not None:
+        dense.bias.data.copy_(layer.bias)  # type: ignore[union-attr]
+    for name, tensor in layer.p().items():
+        dense.p()[name].data.copy_(tensor.reshape(dense.p()[name].shape))
+    activation = children.activation.flatten(1) if g.reads == 1 else None  # type: ignore[union-attr]
+    if case.name == "em[coordinates=True]":
+        votes = dense.votes(Capsules(read)).dense() + offset[0, 0]  # type: ignore[index]
+        from torchcaps import route
+
+        expected = route(votes, plain, activation, coefficients=dense.p())
+    else:
+        expected = dense(Capsules(read, activation))
+    found = layer(children)
+    assert found.pose.shape[1:3] == (1, 1)
+    assert relative_rms(found.pose[:, 0, 0], expected.pose) < CLOSE
+    if expected.activation is not None:
+        assert relative_rms(found.activation[:, 0, 0], expected.activation) < CLOSE
+
+
+@over(CASES)
+def test_an_image_does_not_depend_on_its_batch(case: Case) -> None:
+    layer, children = case.layer(), case.children(batch=3)
+    together = layer(children)
+    for image in range(3):
+        one = Capsules(*(tensor[image : image + 1] for tensor in children))
+        alone = layer(one)
+        assert alone.pose.shape == (1, *together.pose.shape[1:])
+        assert relative_rms(alone.pose[0], together.pose[image]) < CLOSE
+        if alone.activation is not None:
+            assert relative_rms(alone.activation[0], together.activation[image]) < CLOSE
+
+
+def permuted(layer: CapsuleLayer, case: Case, axis: str, order: Tensor) -> CapsuleLayer:
+    """The same layer with its slots ("I") or parents ("J") in another order."""
+    other = case.layer()
+    weight_axis = {"I": -4, "J": -2}[axis]
+    with torch.no_grad():
+        other.weight.copy_(layer.weight.index_select(weight_axis, order))
+        if layer.bias is not None:
+            other.bias.copy_(layer.bias.index_select({"I": 0, "J": 1}[axis], order))  # type: ignore[union-attr]
+        for name, coefficient in layer.routing.coefficients(layer.geometry).items():
+            tensor = layer.p()[name]
+            sites = tensor.dim() - len([a for a in coefficient.axes if a != "L"])
+            axes = [None] * sites + [a for a in coefficient.axes if a != "L"]
+            for dim, letter in enumerate(axes):
+                if letter == axis:
+                    tensor = tensor.index_select(dim, order)
+            other.p()[name].copy_(tensor)
+    return other
+
+
+@over([case for case in CASES if not case.routing.residual])
+def test_the_order_of_children_does_not_matter(case: Case) -> None:
+    layer, children = case.layer(), case.children()
+    types = torch.arange(case.types).roll(1)
+    shuffled = Capsules(children.pose.index_select(-2, types), children.activation.index_select(-1, types))
+    cells = layer.geometry.slots // case.types
+    slots = (torch.arange(cells)[:, None] * case.types + types).flatten()
+    found = permuted(layer, case, "I", slots)(shuffled)
+    assert relative_rms(found.pose, layer(children).pose) < CLOSE
+
+
+@over(CASES)
+def test_parents_in_another_order_come_out_in_that_order(case: Case) -> None:
+    layer, children = case.layer(), case.children()
+    order = torch.tensor([2, 0, 1])
+    expected = layer(children)
+    found_layer = permuted(layer, case, "J", order)
+    if case.routing.residual:  # parent n has child n added, so the children go along
+        found_layer = permuted(found_layer, case, "I", order)
+        children = Capsules(children.pose.index_select(-2, order), children.activation.index_select(-1, order))
+    found = found_layer(children)
+    assert len(order) == PARENTS
+    assert relative_rms(found.pose, expected.pose.index_select(-2, order)) < CLOSE
+    if expected.activation is not None:
+        assert relative_rms(found.activation, expected.activation.index_select(-1, order)) < CLOSE
+
+
+def same_everywhere(case: Case) -> bool:
+    """Whether a layer treats all places alike: nothing kept by place, no coordinates, no border that counts."""
+    layer = case.layer()
+    by_place = any("L" in c.axes for c in layer.routing.coefficients(layer.geometry).values())
+    offset = layer.routing.vote_offset(layer.geometry, layer._wiring(case.children()), layer.weight)
+    return not by_place and offset is None and case.routing.competition == "local" and not case.routing.residual
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@over([case for case in CASES if case.geometry == "conv_s1" and same_everywhere(case)])
+def test_moving_the_children_by_the_stride_moves_the_parents_by_one(case: Case, stride: int) -> None:
+    common = {"routing": case.routing, "pose": case.pose}
+    layer = ConvCapsules(2, 4, 3, 4, 3, stride, **common).double().eval()  # type: ignore[arg-type]
+    pose = torch.randn(2, 9, 9, 2, 4, dtype=torch.float64)
+    activation = torch.rand(2, 9, 9, 2, dtype=torch.float64)
+    before = layer(Capsules(pose, activation)).pose
+    moved = Capsules(pose.roll(stride, 1), activation.roll(stride, 1))
+    assert relative_rms(layer(moved).pose[:, 1:], before[:, :-1]) < CLOSE
+    moved = Capsules(pose.roll(stride, 2), activation.roll(stride, 2))
+    assert relative_rms(layer(moved).pose[:, :, 1:], before[:, :, :-1]) < CLOSE
+    assert relative_rms(layer(moved).pose, before) > 1e-3  # the test would see a layer that looks at nothing
+
+
+@over(CASES)
+def test_couplings_sum_to_one_over_the_axis_of_the_paper_and_over_no_other(case: Case) -> None:
+    layer, children = case.layer(), case.children()
+    _, trace = layer(children, trace=True)
+    assert len(trace.states) == case.routing.iterations
+    for coupling in trace.couplings:
+        over_parents, over_children = coupling.sum(-1), coupling.sum(-2)
+        if case.routing.couples == "children":
+            assert relative_rms(over_children, torch.ones_like(over_children)) < CLOSE
+            assert relative_rms(over_parents, torch.ones_like(over_parents)) > 1e-3
+            continue
+        if case.routing.competition == "global" and case.geometry != "dense":
+            index = layer._wiring(children).index()
+            flat = over_parents.flatten(1)
+            total = torch.zeros(2, int(index.max()) + 1, dtype=flat.dtype)
+            inside = index.flatten() >= 0
+            over_parents = total.index_add(1, index.flatten()[inside], flat[:, inside])
+            over_parents = over_parents[:, index.unique()[index.unique() >= 0]]
+        one = relative_rms(over_parents, torch.ones_like(over_parents))
+        if case.routing.couples is None:
+            assert one > 1e-3
+        elif getattr(case.routing, "leak", False):
+            assert bool((over_parents < 1).all())
+        else:
+            assert one < CLOSE
+        assert relative_rms(over_children, torch.ones_like(over_children)) > 1e-3
