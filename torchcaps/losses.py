@@ -68,7 +68,7 @@ class SpreadLoss(nn.Module):
             raise ValueError(f"steps must be 1 or more, got {steps}")
         self.steps = steps
 
-    def margin(self, step: int) -> float:
+    def margin(self, step: float) -> float:
         """Return the margin at a training step."""
         if self.schedule == "linear":
             return 0.2 + 0.7 * min(1.0, step / self.steps)
@@ -76,13 +76,13 @@ class SpreadLoss(nn.Module):
             return 0.2 + 0.79 / (1 + math.exp(-min(10.0, step / 50_000 - 4)))
         return 0.9
 
-    def forward(self, activations: Tensor, labels: Tensor, step: int | None = None) -> Tensor:
-        """Return the loss with the margin of this step; without a step, with the last margin."""
+    def forward(self, activations: Tensor, labels: Tensor, step: float = math.inf) -> Tensor:
+        """Return the loss with the margin of this training step; by default with the last margin."""
         _check_scores(activations, labels, "activations")
         labels = check_class_numbers(labels, activations.shape[1])
         if labels.dim() != 1:
             raise ValueError(f"labels must be [B] class numbers: one class is the target, got {list(labels.shape)}")
-        margin = {"linear": 0.9, "sigmoid": 0.99, "constant": 0.9}[self.schedule] if step is None else self.margin(step)
+        margin = self.margin(step)
         target = activations.gather(1, labels.unsqueeze(1))
         losses = (margin - (target - activations)).relu() ** 2
         others = F.one_hot(labels, activations.shape[1]) == 0
