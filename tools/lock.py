@@ -38,9 +38,7 @@ def compile_lock(*arguments: str, requirements: str = "") -> list[str]:
     command = [sys.executable, "-m", "uv", "pip", "compile", "--universal", "--generate-hashes", "--quiet"]
     command += ["--no-annotate", "--no-header", "--python-version", "3.11"]
     command += ["--exclude-newer", newest.strftime("%Y-%m-%d"), *arguments]
-    result = subprocess.run(
-        command, input=requirements, capture_output=True, text=True, cwd=ROOT, env=environment
-    )
+    result = subprocess.run(command, input=requirements, capture_output=True, text=True, cwd=ROOT, env=environment)
     if result.returncode:
         sys.exit(f"lock: uv could not resolve the requirements:\n{result.stderr}")
     return re.split(r"\n(?=\S)", result.stdout.strip())

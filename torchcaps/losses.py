@@ -26,6 +26,7 @@ class MarginLoss(nn.Module):
 
     Shapes:
         lengths ``[B, J]``, labels ``[B]`` or multi-hot ``[B, J]``
+
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class SpreadLoss(nn.Module):
 
     Shapes:
         activations ``[B, J]``, labels ``[B]``
+
     """
 
     def __init__(self, schedule: Literal["linear", "sigmoid", "constant"] = "linear", steps: int = 50_000) -> None:
@@ -99,6 +101,7 @@ class ReconstructionLoss(nn.Module):
 
     Shapes:
         images and targets ``[B, C, H, W]``, or ``[B, K, C, H, W]`` with ``K`` targets for each image
+
     """
 
     def __init__(self, reduction: Literal["sum", "mean", "half"] = "sum", weight: float = 0.0005) -> None:
@@ -154,7 +157,9 @@ class MultiLabelLoss(nn.Module):
 def _check_scores(scores: Tensor, labels: Tensor, name: str) -> None:
     """Refuse scores that are no table of images by classes, or labels for another number of images."""
     if not isinstance(scores, Tensor) or scores.dim() != 2:
-        raise ValueError(f"{name} must be [B, classes], got {list(getattr(scores, 'shape', [])) or type(scores).__name__}")
+        raise ValueError(
+            f"{name} must be [B, classes], got {list(getattr(scores, 'shape', [])) or type(scores).__name__}"
+        )
     if not isinstance(labels, Tensor):
         raise TypeError(f"labels must be a tensor, got {type(labels).__name__}")
     if labels.dim() == 0 or labels.shape[0] != scores.shape[0]:

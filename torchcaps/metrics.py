@@ -21,6 +21,7 @@ def top_k_set_match(scores: Tensor, labels: Tensor, k: int | None = None) -> Ten
 
     Shapes:
         ``-> [B]``, truth values
+
     """
     hot = as_multi_hot(labels, scores.shape[1]) > 0
     if len(hot) != len(scores):
@@ -58,6 +59,7 @@ def coupling_entropy(coupling: Tensor, dim: int = -1) -> Tensor:
 
     Shapes:
         the coupling's, less that axis
+
     """
     if bool((coupling < 0).any()):
         raise ValueError("coupling must not be negative: the entropy of free couplings is not defined")
@@ -78,6 +80,7 @@ def dead_capsules(activity: Tensor, threshold: float = 0.05) -> Tensor:
 
     Shapes:
         ``-> []``
+
     """
     if activity.dim() < 2 or activity.shape[0] == 0:
         raise ValueError(f"activity must be [B, ...] of one image or more, got {list(activity.shape)}")

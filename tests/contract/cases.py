@@ -60,7 +60,10 @@ def variants(cls: type[Routing]) -> Iterator[tuple[str, Routing]]:
             others = (1, 3)
         for value in others:
             if value != now:
-                yield f"{cls.name()}[{field.name}={value}]", dataclasses.replace(default, **{field.name: value})
+                yield (
+                    f"{cls.name()}[{field.name}={value}]",
+                    dataclasses.replace(default, **{field.name: value}),
+                )
 
 
 ROUTINGS = dict(pair for name in torchcaps.list_routings() for pair in variants(REGISTRY[name]))
@@ -110,7 +113,10 @@ class Case:
             layer = layer.to(dtype)
             with torch.no_grad():
                 layer.weight.normal_(0, 0.7)
-                for tensor in [*layer.coefficients.parameters(), *([] if layer.bias is None else [layer.bias])]:
+                for tensor in [
+                    *layer.coefficients.parameters(),
+                    *([] if layer.bias is None else [layer.bias]),
+                ]:
                     tensor.add_(0.3 * torch.randn(tensor.shape, dtype=dtype))
         finally:
             torch.set_rng_state(generator_state)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.contract.against_loops import freeze, loops_of, numbers_of, run_loops, stacked
-from tests.contract.cases import CASES, DEFAULT_CASES, Case, differentiable, over
+from tests.contract.cases import CASES, DEFAULTS, Case, differentiable, over
 from tests.tolerances import DIRECTION, REFERENCE, largest_difference
 from torchcaps.capsules import Capsules
 
@@ -12,9 +12,10 @@ STEP = 1e-4
 STREAMED = pytest.mark.parametrize("streamed", [False, True], ids=["stored", "streamed"])
 
 
-@pytest.mark.parametrize("case", [c for c in DEFAULT_CASES if c.geometry == "dense"], ids=lambda c: c.name)
-def test_every_routing_has_its_loops(case: Case) -> None:
-    assert callable(loops_of(case).route)
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_every_routing_has_its_loops(name: str) -> None:
+    """The proof of a routing: tests/reference/<its name>.py, the paper's loops in plain Python."""
+    assert callable(loops_of(name).route)
 
 
 @STREAMED
@@ -22,7 +23,7 @@ def test_every_routing_has_its_loops(case: Case) -> None:
 def test_values_equal_the_papers_loops(case: Case, streamed: bool) -> None:
     layer, children = case.layer(streamed), case.children()
     parents, trace = layer(children, trace=True)
-    found = run_loops(case, numbers_of(layer, children))
+    found = run_loops(layer, numbers_of(layer, children))
     assert largest_difference(parents.pose, stacked(found, "pose", parents.pose)) < REFERENCE
     coupling = trace.couplings[-1]
     assert largest_difference(coupling, stacked(found, "coupling", coupling)) < REFERENCE
@@ -49,7 +50,7 @@ def test_gradients_equal_differences_of_the_papers_loops(case: Case, streamed: b
     functional_pose = torch.randn(parents.pose.shape, generator=generator, dtype=torch.float64)
     functional_activation = torch.randn(parents.pose.shape[:-1], generator=generator, dtype=torch.float64)
     slopes = torch.autograd.grad(functional(*parents), list(named.values()), allow_unused=True)
-    frozen = freeze(case, numbers_of(layer, children))
+    frozen = freeze(layer, numbers_of(layer, children))
     start = {name: tensor.detach().clone() for name, tensor in named.items()}
     for _ in range(2):
         direction = {n: torch.randn(x.shape, generator=generator, dtype=torch.float64) for n, x in start.items()}
@@ -62,7 +63,7 @@ def test_gradients_equal_differences_of_the_papers_loops(case: Case, streamed: b
             with torch.no_grad():
                 for name, tensor in named.items():
                     tensor.copy_(start[name] + h * direction[name])
-            found = run_loops(case, numbers_of(layer, leaves), frozen)
+            found = run_loops(layer, numbers_of(layer, leaves), frozen)
             pose = stacked(found, "pose", parents.pose)
             activation = None if parents.activation is None else stacked(found, "activation", parents.activation)
             difference += share * functional(pose, activation) / (12 * STEP)

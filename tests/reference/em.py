@@ -25,9 +25,7 @@ def m_step(site, weight, p, temperature, floor):
     return means, variances, evidences
 
 
-def route(
-    sites, p, iterations, competition, inverse_temperature, annealing, variance_floor, coordinates
-):
+def route(sites, p, iterations, competition, inverse_temperature, annealing, variance_floor, coordinates):
     if coordinates:
         for site in sites:
             _add_coordinates(site)

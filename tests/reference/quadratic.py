@@ -9,8 +9,7 @@ from .sites import Parents
 def route(sites, p, penalty, method, rate, strength, reduction, objective, initial, limit):
     """The forward pass knows nothing of the program that made the coefficients."""
     return [
-        Parents([squash(v) for v in weighted_sum(site, p["coefficient"])], None, p["coefficient"])
-        for site in sites
+        Parents([squash(v) for v in weighted_sum(site, p["coefficient"])], None, p["coefficient"]) for site in sites
     ]
 
 
@@ -58,8 +57,7 @@ def adam_steps(slope, b, rate, n_steps):
                 second[i][j] = 0.999 * second[i][j] + 0.001 * g[i][j] ** 2
         b = [
             [
-                b[i][j]
-                + rate * (first[i][j] / (1 - 0.9**n)) / (math.sqrt(second[i][j] / (1 - 0.999**n)) + 1e-8)
+                b[i][j] + rate * (first[i][j] / (1 - 0.9**n)) / (math.sqrt(second[i][j] / (1 - 0.999**n)) + 1e-8)
                 for j in range(len(b[0]))
             ]
             for i in range(len(b))

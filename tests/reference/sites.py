@@ -29,6 +29,13 @@ class Parents:
     coupling: list
 
 
+def tensorflow_same(size, kernel, stride):
+    """SAME in TensorFlow's words: out = ceil(size / stride); the larger half of the padding comes behind."""
+    out = (size + stride - 1) // stride
+    total = max(0, (out - 1) * stride + kernel - size)
+    return (total // 2, total - total // 2)
+
+
 def matrix_vote(pose, weight, rows):
     """One vote, flat: the child's matrix [rows][X] times weight [X][Y]."""
     columns, width = len(pose) // rows, len(weight[0])

@@ -113,6 +113,11 @@ def test_votes_are_the_grouped_convolution() -> None:
     expected = expected.unflatten(1, (3, 2, 5)).permute(0, 4, 5, 1, 2, 3)
     assert torch.allclose(layer.votes(pose).dense(), expected, atol=EXACT)
     shifted = torch.nn.functional.conv2d(
-        image, kernel, layer.bias.detach().flatten(), stride=2, padding=1, groups=3  # type: ignore[union-attr]
+        image,
+        kernel,
+        layer.bias.detach().flatten(),
+        stride=2,
+        padding=1,
+        groups=3,  # type: ignore[union-attr]
     )
     assert not torch.allclose(layer.votes(pose).dense(), shifted.unflatten(1, (3, 2, 5)).permute(0, 4, 5, 1, 2, 3))

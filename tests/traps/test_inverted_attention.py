@@ -1,5 +1,6 @@
 """What is easy to get wrong about Tsai 2020, its released code included."""
 
+import itertools
 import math
 from typing import Any
 
@@ -19,7 +20,7 @@ def stack(iterations: int, schedule: Any = "concurrent", n_layers: int = 3, **op
     torch.manual_seed(0)
     routing = InvertedAttention(iterations, **options)
     sizes = [5, 4, 3, 2][: n_layers + 1]
-    layers = [DenseCapsules(a, 4, b, 4, routing=routing, pose="matrix", init=0.8) for a, b in zip(sizes, sizes[1:], strict=False)]
+    layers = [DenseCapsules(a, 4, b, 4, routing=routing, pose="matrix", init=0.8) for a, b in itertools.pairwise(sizes)]
     return CapsuleStack(layers, schedule).double()
 
 
@@ -61,14 +62,14 @@ def test_trap_29_one_layer_norm_for_the_layer() -> None:
 
 
 def test_trap_30_the_window_is_not_scrambled() -> None:
-    """Votes against loops over places and cells: v[h, w, (k, l, m), n] = p[2h + k, 2w + l, m] W[k, l, m, n]."""
+    """Votes against loops over places and cells: v[h, w, (k, c, m), n] = p[2h + k, 2w + c, m] W[k, c, m, n]."""
     layer = ConvCapsules(2, 4, 3, 4, 3, 2, routing=InvertedAttention(2), pose="matrix").double()
     pose = torch.randn(1, 7, 5, 2, 4, dtype=torch.float64)
     votes = layer.votes(pose).dense()
     assert votes.shape == (1, 3, 2, 18, 3, 4)
-    for h, w, k, l, m, n in [(0, 0, 0, 0, 0, 0), (2, 1, 1, 2, 1, 2), (1, 0, 2, 0, 1, 1), (2, 0, 0, 1, 0, 2)]:
-        slot = (k * 3 + l) * 2 + m
-        expected = pose[0, 2 * h + k, 2 * w + l, m].view(2, 2) @ layer.weight[slot, :, n]
+    for h, w, k, c, m, n in [(0, 0, 0, 0, 0, 0), (2, 1, 1, 2, 1, 2), (1, 0, 2, 0, 1, 1), (2, 0, 0, 1, 0, 2)]:
+        slot = (k * 3 + c) * 2 + m
+        expected = pose[0, 2 * h + k, 2 * w + c, m].view(2, 2) @ layer.weight[slot, :, n]
         assert torch.allclose(votes[0, h, w, slot, n], expected.flatten(), atol=EXACT)
 
 

@@ -7,7 +7,16 @@ from torch import Tensor, nn
 
 from torchcaps.activations import exp_squash, length, squash
 
-__all__ = ["ActivationName", "CapsuleActivation", "ExpSquash", "Squash", "exp_squash", "length", "make_activation", "squash"]
+__all__ = [
+    "ActivationName",
+    "CapsuleActivation",
+    "ExpSquash",
+    "Squash",
+    "exp_squash",
+    "length",
+    "make_activation",
+    "squash",
+]
 
 ActivationName = Literal["squash", "exp_squash", "layer_norm", "capsule", "none"]
 
@@ -37,6 +46,7 @@ class CapsuleActivation(nn.Module):
 
     Shapes:
         ``[..., N, D] -> [..., N, D]``
+
     """
 
     def __init__(self, types: int, dim: int) -> None:

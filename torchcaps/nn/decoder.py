@@ -32,11 +32,10 @@ class Decoder(nn.Module):
     >>> decoder = Decoder(10, 16, (1, 36, 36))
     >>> decoder(torch.randn(2, 10, 16), torch.tensor([[3, 5], [0, 9]])).shape
     torch.Size([2, 2, 1, 36, 36])
+
     """
 
-    def __init__(
-        self, parents: int, dim: int, image: Sequence[int], hidden: Sequence[int] = (512, 1024)
-    ) -> None:
+    def __init__(self, parents: int, dim: int, image: Sequence[int], hidden: Sequence[int] = (512, 1024)) -> None:
         super().__init__()
         self.parents, self.dim = as_count(parents, "parents"), as_count(dim, "dim")
         if len(image) != 3:
@@ -57,6 +56,7 @@ class Decoder(nn.Module):
                 for reconstructing well.
             top: without labels: decode the so many longest, each by itself, ``[B, top, C, H, W]``; by default
                 the longest alone, ``[B, C, H, W]``.
+
         """
         pose = as_capsules(capsules).flatten().pose
         if pose.dim() != 3 or pose.shape[1:] != (self.parents, self.dim):

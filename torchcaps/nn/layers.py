@@ -173,6 +173,7 @@ class DenseCapsules(CapsuleLayer):
     >>> layer = DenseCapsules(1152, 8, 10, 16, routing="dynamic")
     >>> layer(torch.randn(2, 1152, 8)).pose.shape
     torch.Size([2, 10, 16])
+
     """
 
     def __init__(
@@ -211,12 +212,13 @@ class DenseCapsules(CapsuleLayer):
         return children
 
     def _wiring(self, children: Capsules) -> Wiring:
-        return Wiring(self.geometry.types, slots=self.routing.slots, competition=self.routing.competition)
+        return self.routing.wire(self.geometry.types)
 
     def extra_repr(self) -> str:
         """Say the sizes."""
         g = self.geometry
-        return f"{g.types} x {g.child_dim} -> {g.parents} x {g.dim}, rows={g.rows}, {self.routing}, streamed={self.streamed}"
+        sizes = f"{g.types} x {g.child_dim} -> {g.parents} x {g.dim}, rows={g.rows}"
+        return f"{sizes}, {self.routing}, streamed={self.streamed}"
 
 
 class ConvCapsules(CapsuleLayer):
@@ -243,6 +245,7 @@ class ConvCapsules(CapsuleLayer):
     >>> layer = ConvCapsules(32, 16, 32, 16, kernel_size=3, stride=2, routing="inverted_attention", pose="matrix")
     >>> layer(torch.randn(2, 16, 16, 32, 16)).pose.shape
     torch.Size([2, 7, 7, 32, 16])
+
     """
 
     def __init__(
@@ -272,7 +275,7 @@ class ConvCapsules(CapsuleLayer):
         rows = as_rows(pose, child_dim, parent_dim)
         self.kernel_size = as_pair(kernel_size, "kernel_size")
         self.stride = as_pair(stride, "stride")
-        self.padding = as_padding(padding)
+        self.padding: Pair | Literal["same"] = as_padding(padding)
         self.grid = None if grid is None else as_pair(grid, "grid")
         self.weights = weights
         sites = None if self.grid is None else self._wire(self.grid, child_types, routing).sites
@@ -300,7 +303,7 @@ class ConvCapsules(CapsuleLayer):
 
     def _wire(self, grid: tuple[int, int], types: int, routing: Routing) -> Wiring:
         padding = resolve_padding(self.padding, grid, self.kernel_size, self.stride)
-        return Wiring(types, grid, self.kernel_size, self.stride, padding, routing.slots, routing.competition)
+        return routing.wire(types, grid=grid, kernel=self.kernel_size, stride=self.stride, padding=padding)
 
     def _enter(self, capsules: Capsules | Tensor) -> Capsules:
         children = as_capsules(capsules)
@@ -315,7 +318,9 @@ class ConvCapsules(CapsuleLayer):
                 f"got {list(shape)}: {shape[3]} of size {shape[4]}"
             )
         if self.grid is not None and shape[1:3] != self.grid:
-            raise ValueError(f"capsules.pose must be on the grid {list(self.grid)} of the layer, got {list(shape[1:3])}")
+            raise ValueError(
+                f"capsules.pose must be on the grid {list(self.grid)} of the layer, got {list(shape[1:3])}"
+            )
         return children
 
     def _wiring(self, children: Capsules) -> Wiring:

@@ -36,6 +36,7 @@ class PrimaryCapsules(nn.Module):
     >>> import torch
     >>> PrimaryCapsules(256, 32, 8, kernel_size=9, stride=2)(torch.randn(2, 256, 20, 20)).pose.shape
     torch.Size([2, 6, 6, 32, 8])
+
     """
 
     def __init__(
@@ -54,20 +55,20 @@ class PrimaryCapsules(nn.Module):
     ) -> None:
         super().__init__()
         self.types, self.dim = as_count(types, "types"), as_count(dim, "dim")
-        self.padding = as_padding(padding)
+        self.padding: Pair | Literal["same"] = as_padding(padding)
         self.relu = relu
-        kernel, step = as_pair(kernel_size, "kernel_size"), as_pair(stride, "stride")
+        self.kernel_size, self.stride = as_pair(kernel_size, "kernel_size"), as_pair(stride, "stride")
         as_count(in_channels, "in_channels")
-        self.pose = nn.Conv2d(in_channels, types * dim, kernel, step, bias=bias)
-        self.activity = nn.Conv2d(in_channels, types, kernel, step) if activations else None
+        self.pose = nn.Conv2d(in_channels, types * dim, self.kernel_size, self.stride, bias=bias)
+        self.activity = nn.Conv2d(in_channels, types, self.kernel_size, self.stride) if activations else None
         self.activation = make_activation(activation, types, dim)
 
     def forward(self, features: Tensor) -> Capsules:
         """Make capsules of features."""
         self._check(features)
         grid = (features.shape[2], features.shape[3])
-        kernel, stride = as_pair(self.pose.kernel_size, "kernel_size"), as_pair(self.pose.stride, "stride")
-        top, bottom, left, right = resolve_padding(self.padding, grid, kernel, stride)
+        kernel = self.kernel_size
+        top, bottom, left, right = resolve_padding(self.padding, grid, kernel, self.stride)
         padded = (grid[0] + top + bottom, grid[1] + left + right)
         if kernel[0] > padded[0] or kernel[1] > padded[1]:
             raise ValueError(

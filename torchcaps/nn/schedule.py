@@ -31,6 +31,7 @@ class CapsuleStack(nn.Module):
 
     Shapes:
         the lowest layer's input ``->`` the highest layer's output
+
     """
 
     def __init__(

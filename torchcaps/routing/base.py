@@ -64,6 +64,7 @@ class Geometry:
         slots: ``I``. parents: ``J``. dim: ``D``. rows: ``A``. columns: ``X``, of what a slot reads.
         types, child_dim: ``N`` and ``K`` of the children. reads: children that one slot reads.
         sites: ``*L``; ``None`` where it depends on an input that is not known yet.
+
     """
 
     slots: int
@@ -95,6 +96,7 @@ class Coefficient:
         axes: letters of its axes: ``"L"`` (the parents' grid), ``"I"``, ``"J"``, ``"D"``.
         init: its first value: a number, or a function that fills a tensor in place.
         learned: whether gradient descent moves it. Otherwise it is kept as a buffer.
+
     """
 
     axes: tuple[str, ...]
@@ -154,6 +156,10 @@ class Routing:
         """Return the name in the registry: ``InvertedAttention`` is ``inverted_attention``."""
         return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
 
+    def wire(self, types: int, **geometry: Any) -> Wiring:
+        """Wire children as this routing wants them: a dense layer's, or with a grid and a window."""
+        return Wiring(types, slots=self.slots, competition=self.competition, **geometry)  # type: ignore[arg-type]
+
     # What the layer asks when it is built ------------------------------------------------------------------
 
     def check(self, geometry: Geometry) -> None:
@@ -186,6 +192,7 @@ class Routing:
             children: the children themselves, as the layer was given them.
             state: the state after step ``t - 1``, or of `init`.
             t: 0 for the first step.
+
         """
         raise TypeError(f"{type(self).__name__} must define step()")
 

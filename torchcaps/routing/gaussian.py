@@ -33,8 +33,8 @@ class Gaussian(NamedTuple):
 def inverse_temperature(t: int, final: float = 0.01, annealing: float = 0.95) -> float:
     """Return ``lambda_t = final * (1 - annealing^(t+1))``: the authors of Hinton 2018, on OpenReview.
 
-    >>> [round(inverse_temperature(t), 7) for t in range(3)]
-    [0.0005, 0.000975, 0.0014262]
+    >>> [round(inverse_temperature(t), 6) for t in range(3)]
+    [0.0005, 0.000975, 0.001426]
     """
     return final * (1 - annealing ** (t + 1))
 
@@ -50,6 +50,7 @@ def fit_gaussian(
         weight: ``R_ij a_i``, ``[B, *L, I, J]``.
         temperature: ``lambda_t``.
         floor: added to every variance.
+
     """
     mass = weight.sum(-2)  # S_j: [B, *L, J]
     divisor = mass.clamp_min(SMALLEST_MASS).unsqueeze(-1)

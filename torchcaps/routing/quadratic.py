@@ -55,6 +55,7 @@ class Quadratic(Routing):
 
     Deviation: the paper has it in the class layer only. A convolution keeps one coefficient for each slot and
     parent type, shared by all places; hidden layers get theirs by the chain rule, through the same F.
+
     """
 
     paper = "Yang 2021"
@@ -105,8 +106,10 @@ class Quadratic(Routing):
 
         Returns:
             F over the batch before the step, penalties left out.
+
         """
-        layers = [layer for layer in module.modules() if isinstance(getattr(layer, "routing", None), Quadratic)]
+        modules: list[Any] = list(module.modules())
+        layers = [layer for layer in modules if isinstance(getattr(layer, "routing", None), Quadratic)]
         if not layers:
             raise ValueError(f"module must have a capsule layer with Quadratic routing, got {type(module).__name__}")
         *hidden, top = layers
@@ -133,7 +136,7 @@ class Quadratic(Routing):
                 layer.coefficients[name].copy_(tensor)
         return value.detach()
 
-    def _objective(self, top: nn.Module, votes: Votes, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def _objective(self, top: Any, votes: Votes, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return F without penalty and its gradient ``dF/dv``, ``[B, *L, J, D]``."""
         if any(size != 1 for size in votes.wiring.sites):
             raise ValueError(f"the class layer must have one place, got a grid of {list(votes.wiring.sites)}")
@@ -152,7 +155,7 @@ class Quadratic(Routing):
         value = (sign * (square / (1 + square)) ** 2).sum()
         return value, 2 * sign * (2 * square / (1 + square) ** 3) * total
 
-    def _moved(self, layer: nn.Module, slope: Tensor) -> dict[str, Tensor]:
+    def _moved(self, layer: Any, slope: Tensor) -> dict[str, Tensor]:
         """Return the coefficients (and Adam's moments) after a step along ``slope``, or raise if they ran away."""
         b = layer.coefficients["coefficient"].detach()
         if self.method == "paper":
@@ -170,7 +173,7 @@ class Quadratic(Routing):
             )
         return moved
 
-    def _adam(self, layer: nn.Module, b: Tensor, slope: Tensor) -> dict[str, Tensor]:
+    def _adam(self, layer: Any, b: Tensor, slope: Tensor) -> dict[str, Tensor]:
         """Take a step of Adam (betas 0.9 and 0.999, epsilon 1e-8) up the objective."""
         rate = 0.0002 if self.rate is None else self.rate
         strength = 0.00001 if self.strength is None else self.strength

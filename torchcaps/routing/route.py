@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchcaps.capsules import Capsules, as_capsules, refuse_nan
 from torchcaps.routing.base import Geometry, Routing, Trace, as_routing, iterate
-from torchcaps.votes import DenseVotes, Wiring
+from torchcaps.votes import DenseVotes
 
 __all__ = ["route"]
 
@@ -53,6 +53,7 @@ def route(
     >>> import torch, torchcaps
     >>> torchcaps.route(torch.randn(2, 32, 10, 16), "dynamic").pose.shape
     torch.Size([2, 10, 16])
+
     """
     routing = as_routing(routing)
     if not isinstance(votes, Tensor) or not votes.is_floating_point():
@@ -80,6 +81,5 @@ def route(
             p[name] = votes.new_full(size, coefficient.init)
         elif p[name].shape != torch.Size(size):
             raise ValueError(f"coefficients[{name!r}] must have the shape {list(size)}, got {list(p[name].shape)}")
-    wiring = Wiring(slots, slots=routing.slots, competition=routing.competition)  # type: ignore[arg-type]
-    capsules, states = iterate(routing, p, DenseVotes(votes, wiring), children, trace)
+    capsules, states = iterate(routing, p, DenseVotes(votes, routing.wire(slots)), children, trace)
     return (capsules, states) if trace else capsules

@@ -7,6 +7,7 @@ An argument or result that has a slot axis has it second to last, whatever it is
 coupling, ``[J, I, I, D]`` of a mixing kernel.
 """
 
+from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -16,20 +17,17 @@ __all__ = ["Dot", "Mix", "Reduction", "SqDist", "SqSum", "Sum"]
 
 
 class Reduction:
-    """One reduction: which of its arguments and whether its result go slot by slot."""
+    """One reduction: which of its arguments and whether its result go slot by slot.
+
+    ``result(votes, *arguments)`` reduces a piece of the votes; where the result has no slot axis, the pieces' results
+    add up. ``gradients(votes, gradient, *arguments)`` returns the gradients of the votes and of each argument, from
+    the piece's share of the result's gradient.
+    """
 
     slotted: ClassVar[tuple[bool, ...]]
     slotted_result: ClassVar[bool]
-
-    @staticmethod
-    def result(votes: Tensor, *arguments: Tensor) -> Tensor:
-        """Reduce a piece of the votes; where the result has no slot axis, the pieces' results add up."""
-        raise AssertionError("a reduction defines its result")
-
-    @staticmethod
-    def gradients(votes: Tensor, gradient: Tensor, *arguments: Tensor) -> tuple[Tensor, ...]:
-        """Return the gradients of the votes and of each argument, from the piece's share of the result's."""
-        raise AssertionError("a reduction defines its gradients")
+    result: ClassVar[Callable[..., Tensor]]
+    gradients: ClassVar[Callable[..., tuple[Tensor, ...]]]
 
 
 class Sum(Reduction):

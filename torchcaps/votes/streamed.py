@@ -36,6 +36,7 @@ class Plan:
         wiring: which child each slot reads.
         rows: rows of a pose, ``A``.
         size: slots in a piece, at most.
+
     """
 
     wiring: Wiring
@@ -136,10 +137,17 @@ class StreamedVotes(Votes):
         rows: rows of a pose, ``A``.
         wiring: which child each slot reads.
         piece: slots in a piece, at most; by default what fits into the cache.
+
     """
 
     def __init__(
-        self, pose: Tensor, weight: Tensor, bias: Tensor | None, rows: int, wiring: Wiring, piece: int | None = None
+        self,
+        pose: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        rows: int,
+        wiring: Wiring,
+        piece: int | None = None,
     ) -> None:
         n_parents, columns = weight.shape[-2:]
         super().__init__(wiring, (pose.shape[0], *wiring.sites, wiring.n_slots, n_parents, rows * columns))

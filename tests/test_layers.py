@@ -1,0 +1,199 @@
+"""What the layers and what stands around them do beyond the contract."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.tolerances import EXACT
+from torchcaps import Capsules, route
+from torchcaps.nn import (
+    CapsuleActivation,
+    ConvCapsules,
+    Decoder,
+    DenseCapsules,
+    ExpSquash,
+    PrimaryCapsules,
+    Squash,
+    exp_squash,
+    squash,
+)
+from torchcaps.nn.sizes import as_rows
+from torchcaps.routing import EM, Dynamic, Uniform
+from torchcaps.votes import Wiring, same_padding
+
+
+def test_names_stand_for_routings() -> None:
+    assert DenseCapsules(6, 4, 3, 4, routing="em").routing == EM()
+
+
+def test_a_grid_is_flattened_by_rows_columns_types() -> None:
+    layer = DenseCapsules(24, 4, 3, 4, routing=Uniform())
+    capsules = Capsules(torch.randn(2, 4, 3, 2, 4), torch.rand(2, 4, 3, 2))
+    flat = capsules.flatten()
+    assert torch.equal(flat.pose[:, (1 * 3 + 2) * 2 + 1], capsules.pose[:, 1, 2, 1])
+    assert torch.equal(layer(capsules).pose, layer(flat).pose)
+
+
+def test_vector_votes_are_a_matrix_times_a_vector() -> None:
+    layer = DenseCapsules(6, 4, 3, 5, routing=Uniform()).double()
+    pose = torch.randn(2, 6, 4, dtype=torch.float64)
+    votes = layer.votes(pose).dense()
+    assert torch.allclose(votes[1, 4, 2], layer.weight[4, :, 2].T @ pose[1, 4], atol=EXACT)
+
+
+def test_matrix_votes_are_a_pose_times_a_matrix() -> None:
+    layer = DenseCapsules(6, 9, 3, 9, routing=Uniform(), pose="matrix").double()
+    pose = torch.randn(2, 6, 9, dtype=torch.float64)
+    votes = layer.votes(pose).dense()
+    expected = pose[1, 4].view(3, 3) @ layer.weight[4, :, 2]
+    assert torch.allclose(votes[1, 4, 2].view(3, 3), expected, atol=EXACT)
+    assert layer.weight.shape == (6, 3, 3, 3)
+
+
+def test_route_and_layer_agree() -> None:
+    layer = DenseCapsules(6, 4, 3, 4, routing=Dynamic(3, prior=True)).double()
+    layer.coefficients["prior"].data.normal_()
+    pose = torch.randn(2, 6, 4, dtype=torch.float64)
+    found = route(layer.votes(pose).dense(), layer.routing, coefficients=layer.p())
+    assert torch.allclose(found.pose, layer(pose).pose, atol=EXACT)
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_weights_may_be_shared_by_type_or_kept_for_every_position(streamed: bool) -> None:
+    pose = torch.randn(2, 5, 4, 2, 4, dtype=torch.float64, requires_grad=True)
+    sizes, options = (2, 4, 3, 4, 3), {"routing": Dynamic(2), "streamed": streamed}
+    kernel = ConvCapsules(*sizes, **options).double()
+    position = ConvCapsules(*sizes, weights="position", grid=(5, 4), **options).double()
+    assert position.weight.shape == (3, 2, 18, 4, 3, 4)
+    position.weight.data.copy_(kernel.weight.detach().expand_as(position.weight))
+    assert torch.allclose(position(pose).pose, kernel(pose).pose, atol=EXACT)
+    one, other = (torch.autograd.grad(layer(pose).pose.sum(), layer.weight)[0] for layer in (kernel, position))
+    assert torch.allclose(other.sum((0, 1)), one, atol=1e-10)
+    position.weight.data[1, 0] += 1  # the weight of one place changes that place alone
+    changed = (position(pose).pose - kernel(pose).pose).abs().amax((0, 3, 4)) > 1e-6
+    assert changed.nonzero().tolist() == [[1, 0]]
+
+    by_type = ConvCapsules(*sizes, weights="type", **options).double()
+    kernel.weight.data.copy_(by_type.weight.detach().repeat(9, 1, 1, 1))
+    assert by_type.weight.shape == (2, 4, 3, 4)
+    assert torch.allclose(by_type(pose).pose, kernel(pose).pose, atol=EXACT)
+
+
+def test_attention_shares_weights_by_type_too() -> None:
+    by_type = ConvCapsules(2, 4, 3, 4, 3, routing="attention", weights="type").eval()
+    kernel = ConvCapsules(2, 4, 3, 4, 3, routing="attention").eval()
+    kernel.load_state_dict(by_type.state_dict() | {"weight": by_type.weight.detach().repeat(1, 9, 1, 1)})
+    pose = torch.randn(2, 5, 4, 2, 4)
+    assert torch.allclose(by_type(pose).pose, kernel(pose).pose, atol=1e-6)
+
+
+@pytest.mark.parametrize(("size", "kernel", "stride"), [(28, 3, 2), (7, 3, 2), (5, 5, 1), (9, 2, 3), (4, 1, 2)])
+def test_trap_51_same_padding_is_tensorflows(size: int, kernel: int, stride: int) -> None:
+    before, after = same_padding(size, kernel, stride)
+    assert after - before in (0, 1)
+    assert (size + before + after - kernel) // stride + 1 == -(-size // stride)
+    if (size, kernel, stride) == (28, 3, 2):
+        assert (before, after) == (0, 1)
+
+
+def test_trap_51_primary_capsules_pad_behind() -> None:
+    primary = PrimaryCapsules(3, 2, 4, 3, 2, "same", activation="none").double()
+    images = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    convolution = F.conv2d(F.pad(images, (0, 1, 0, 1)), primary.pose.weight, primary.pose.bias, stride=2)
+    found = primary(images).pose
+    assert torch.allclose(found.permute(0, 3, 4, 1, 2).flatten(1, 2), convolution, atol=EXACT)
+    shifted = F.conv2d(images, primary.pose.weight, primary.pose.bias, stride=2, padding=1)
+    assert not torch.allclose(found.permute(0, 3, 4, 1, 2).flatten(1, 2), shifted)
+
+
+def test_a_window_reads_the_same_by_index_and_by_views() -> None:
+    wiring = Wiring(3, (6, 5), (3, 2), (2, 1), (1, 0, 0, 1))
+    x = torch.randn(2, 6, 5, 3, 4)
+    gathered = wiring.gather(x)
+    padded = wiring.pad(x)
+    for start, stop in wiring.pieces(2):
+        (view,) = wiring.windows(padded, start, stop)
+        assert torch.equal(view, gathered[:, :, :, start:stop])
+    assert gathered.shape == (2, *wiring.sites, wiring.n_slots, 4)
+    assert torch.equal(wiring.unpad(padded), x)
+
+
+@pytest.mark.parametrize(
+    ("name", "function"), [("squash", squash), ("exp_squash", exp_squash), ("none", lambda pose: pose)]
+)
+def test_primary_activations(name: str, function: object) -> None:
+    torch.manual_seed(0)
+    plain = PrimaryCapsules(3, 2, 4, 3, activation="none")
+    named = PrimaryCapsules(3, 2, 4, 3, activation=name)  # type: ignore[arg-type]
+    named.load_state_dict(plain.state_dict())
+    images = torch.randn(2, 3, 6, 6)
+    assert torch.equal(named(images).pose, function(plain(images).pose))  # type: ignore[operator]
+
+
+def test_primary_relu_norm_tanh_and_activations() -> None:
+    images = torch.randn(2, 3, 6, 6)
+    assert float(PrimaryCapsules(3, 2, 4, 3, relu=True, activation="none")(images).pose.detach().min()) == 0
+    normed = PrimaryCapsules(3, 2, 4, 3, activation="layer_norm")(images).pose.detach()
+    assert torch.allclose(normed.mean(-1), torch.zeros(2, 4, 4, 2), atol=1e-5)
+    tanh = PrimaryCapsules(3, 2, 4, 3, activation="capsule")
+    assert isinstance(tanh.activation, CapsuleActivation)
+    assert float(tanh(images).pose.detach().abs().max()) < 1
+    active = PrimaryCapsules(3, 2, 4, 3, activation=Squash(), activations=True)(images)
+    assert active.activation is not None
+    assert active.activation.shape == (2, 4, 4, 2)
+    assert isinstance(PrimaryCapsules(3, 2, 4, 3, activation="exp_squash").activation, ExpSquash)
+
+
+def test_capsule_activation_is_a_map_for_each_type() -> None:
+    module = CapsuleActivation(3, 4).double()
+    module.offset.data.normal_()
+    pose = torch.randn(2, 5, 3, 4, dtype=torch.float64)
+    found = module(pose)
+    expected = torch.tanh(pose[1, 2, 2] @ module.matrix[2] + module.offset[2])
+    assert torch.allclose(found[1, 2, 2], expected, atol=EXACT)
+    assert sum(p.numel() for p in module.parameters()) == 3 * (4 * 4 + 4)
+
+
+def test_the_decoder_decodes_the_longest_without_labels() -> None:
+    decoder = Decoder(5, 4, (2, 3, 3), hidden=(7, 6))
+    pose = torch.randn(3, 5, 4)
+    order = Capsules(pose).length().argsort(-1, descending=True)
+    assert torch.equal(decoder(pose), decoder(pose, order[:, 0]))
+    assert torch.allclose(decoder(pose, top=2), decoder(pose, order[:, :2]))
+    assert decoder(pose, top=1).shape == (3, 1, 2, 3, 3)
+    on_grid = pose.unflatten(1, (1, 1, 5))
+    assert torch.equal(decoder(on_grid), decoder(pose))  # the class layer may be a convolution
+
+
+def test_init_can_be_chosen() -> None:
+    layer = DenseCapsules(100, 8, 10, 16, routing="dynamic", init=0.02)
+    assert abs(float(layer.weight.detach().std()) - 0.02) < 1e-3
+    ones = DenseCapsules(10, 8, 10, 16, routing="dynamic", init=torch.nn.init.ones_)
+    assert torch.all(ones.weight == 1)
+
+
+def test_layers_print_what_they_are() -> None:
+    assert "6 x 4 -> 3 x 4" in str(DenseCapsules(6, 4, 3, 4, routing=Dynamic(2)))
+    text = str(ConvCapsules(6, 4, 3, 4, 3, 2, "same", routing=Dynamic(2)))
+    assert "kernel_size=(3, 3)" in text
+    assert "Dynamic(iterations=2" in text
+
+
+def test_rows_of_a_pose() -> None:
+    assert [as_rows("vector", 8, 16), as_rows("matrix", 16, 16), as_rows(2, 8, 12)] == [1, 4, 2]
+
+
+@pytest.mark.parametrize("layout", ["channels_last", "transposed"])
+def test_memory_layout_does_not_matter(layout: str) -> None:
+    layer = ConvCapsules(2, 4, 3, 4, 3, routing="dynamic", streamed=True).double()
+    pose = torch.randn(2, 5, 5, 2, 4, dtype=torch.float64)
+    other = (
+        pose.permute(0, 3, 4, 1, 2).contiguous().permute(0, 3, 4, 1, 2)
+        if layout == "channels_last"
+        else pose.transpose(1, 2).contiguous().transpose(1, 2)
+    )
+    assert not other.is_contiguous()
+    one, two = (x.requires_grad_() for x in (pose, other))
+    assert torch.allclose(layer(one).pose, layer(two).pose, atol=EXACT)
+    gradients = [torch.autograd.grad(layer(x).pose.sum(), x)[0] for x in (one, two)]
+    assert torch.allclose(*gradients, atol=EXACT)
