@@ -1,6 +1,7 @@
 # make setup | test | demo | lint | format | bench | lock        (PYTHON=python3.12 make test picks the interpreter)
 PYTHON ?= python3
 BIN := .venv/bin
+HINT = name one, as in 'make $(or $(MAKECMDGOALS),setup) PYTHON=python3.12'
 
 .PHONY: help setup test demo lint format bench lock clean
 
@@ -14,8 +15,10 @@ help:
 	@echo "PYTHON=...   the interpreter to use (now: $(PYTHON); 3.11 or newer)"
 
 setup:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
-	  echo "torchcaps needs Python 3.11 or newer, and '$(PYTHON)' is $$($(PYTHON) --version 2>&1 || true): name one, as in 'make $(or $(MAKECMDGOALS),setup) PYTHON=python3.12'." >&2; exit 1; }
+	@command -v $(PYTHON) >/dev/null || { \
+	  echo "torchcaps needs Python 3.11 or newer, and there is no '$(PYTHON)' here: $(HINT)." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "torchcaps needs Python 3.11 or newer, and '$(PYTHON)' is $$($(PYTHON) --version 2>&1): $(HINT)." >&2; exit 1; }
 	@$(PYTHON) tools/setup.py
 
 test: setup
