@@ -17,6 +17,7 @@ The axis legend, for every file of the package:
 Poses are stored flat, row by row: only the transform that makes votes knows that they are matrices.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -24,7 +25,7 @@ from torch import Tensor
 
 from torchcaps.activations import length
 
-__all__ = ["Capsules", "as_capsules", "refuse_nan"]
+__all__ = ["Capsules", "as_capsules", "refuse_nan", "without_autocast"]
 
 
 class Capsules(NamedTuple):
@@ -68,6 +69,12 @@ def as_capsules(value: "Capsules | Tensor", name: str = "capsules") -> Capsules:
             f"got {list(activation.shape)}"
         )
     return capsules
+
+
+def without_autocast(like: Tensor) -> AbstractContextManager[object]:
+    """Compute in the dtype of the tensors themselves, on the device of ``like``, whatever autocast is around."""
+    device = like.device.type
+    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
 
 
 def refuse_nan(tensor: Tensor | None, name: str) -> None:

@@ -119,3 +119,17 @@ def test_nothing_is_written_during_forward(case: Case) -> None:
     before = {name: value for name, value in vars(layer).items() if not name.startswith("_")}
     layer(children)
     assert {name: value for name, value in vars(layer).items() if not name.startswith("_")} == before
+
+
+@STREAMED
+@over(DEFAULT_CASES)
+def test_shapes_can_be_told_without_memory(case: Case, streamed: bool) -> None:
+    """On the meta device, where nothing is computed, and for a batch of no images."""
+    layer, children = case.layer(streamed), case.children()
+    expected = layer(children).pose.shape
+    meta = Capsules(*(tensor.to("meta") for tensor in children))
+    assert layer.to("meta")(meta).pose.shape == expected
+    empty = Capsules(*(tensor[:0].clone().requires_grad_() for tensor in children))
+    parents = case.layer(streamed)(empty).pose
+    assert parents.shape == (0, *expected[1:])
+    parents.sum().backward()

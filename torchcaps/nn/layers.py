@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchcaps.capsules import Capsules, as_capsules, refuse_nan
+from torchcaps.capsules import Capsules, as_capsules, refuse_nan, without_autocast
 from torchcaps.nn.sizes import Pair, as_count, as_padding, as_pair, as_rows, resolve_padding
 from torchcaps.routing.base import Geometry, Routing, Trace, as_routing, iterate
 from torchcaps.votes import DenseVotes, StreamedVotes, Votes, Wiring
@@ -113,7 +113,7 @@ class CapsuleLayer(nn.Module):
     def votes(self, capsules: Capsules | Tensor) -> Votes:
         """Return the votes of these children; ``.dense()`` of it is the tensor ``[B, *L, I, J, D]``."""
         children = self.enter(capsules)
-        with torch.autocast(children.pose.device.type, enabled=False):
+        with without_autocast(children.pose):
             return self.make_votes(children)
 
     def make_votes(self, children: Capsules) -> Votes:
@@ -146,7 +146,7 @@ class CapsuleLayer(nn.Module):
     def forward(self, capsules: Capsules | Tensor, trace: bool = False) -> Capsules | tuple[Capsules, Trace]:
         """Route children to parents; with ``trace`` return the states of every iteration as well."""
         children = self.enter(capsules)
-        with torch.autocast(children.pose.device.type, enabled=False):
+        with without_autocast(children.pose):
             parents, states = iterate(self.routing, self.p(), self.make_votes(children), children, trace)
         return (parents, states) if trace else parents
 

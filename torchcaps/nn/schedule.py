@@ -3,10 +3,9 @@
 from collections.abc import Iterable
 from typing import Literal
 
-import torch
 from torch import Tensor, nn
 
-from torchcaps.capsules import Capsules, as_capsules
+from torchcaps.capsules import Capsules, as_capsules, without_autocast
 from torchcaps.nn.layers import CapsuleLayer
 from torchcaps.routing.base import State, Trace
 
@@ -86,7 +85,7 @@ class CapsuleStack(nn.Module):
 def _step(layer: CapsuleLayer, capsules: Capsules, state: State | None, t: int) -> State:
     """Take one step of a layer's routing on these children."""
     children = layer.enter(capsules)
-    with torch.autocast(children.pose.device.type, enabled=False):
+    with without_autocast(children.pose):
         p, votes = layer.p(), layer.make_votes(children)
         if state is None:
             state = layer.routing.init(p, votes, children)
