@@ -73,12 +73,12 @@ REFUSALS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "nan pose": (
         lambda: dense()(nan(2, 6, 4)),
         ValueError,
-        r"capsules\.pose must hold numbers, got 24 NaN of 48",
+        r"capsules\.pose must hold finite numbers, got 24 NaN or infinite of 48",
     ),
     "nan activation": (
         lambda: dense(routing=EM())(Capsules(pose, nan(2, 6))),
         ValueError,
-        r"capsules\.activation must hold numbers, got 6 NaN",
+        r"capsules\.activation must hold finite numbers, got 6 NaN",
     ),
     "votes rank": (
         lambda: route(pose, "dynamic"),
@@ -88,7 +88,7 @@ REFUSALS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "votes nan": (
         lambda: route(nan(2, 6, 3, 4), "dynamic"),
         ValueError,
-        "votes must hold numbers, got 72 NaN",
+        "votes must hold finite numbers, got 72 NaN",
     ),
     "votes kind": (
         lambda: route([1.0], "dynamic"),
@@ -258,7 +258,7 @@ REFUSALS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "primary nan": (
         lambda: PrimaryCapsules(1, 2, 4, 3)(nan(2, 1, 6, 6)),
         ValueError,
-        "features must hold numbers",
+        "features must hold finite numbers",
     ),
     "primary kind": (
         lambda: PrimaryCapsules(1, 2, 4, 3)(images.long()),
@@ -365,5 +365,5 @@ def test_bad_input_is_refused_in_one_sentence(name: str) -> None:
 
 def test_a_name_that_is_taken_is_refused() -> None:
     with pytest.raises(ValueError, match="a routing named 'dynamic' exists already"):
-        type("Dynamic", (torchcaps.routing.Routing,), {})
+        type("Dynamic", (torchcaps.routing.Routing,), {"step": Dynamic.step})
     assert create_routing("dynamic") == Dynamic()

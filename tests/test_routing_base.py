@@ -73,15 +73,14 @@ def test_sizes_of_coefficients() -> None:
     assert torch.all(tensor == 1)
 
 
-def test_a_routing_must_have_a_step() -> None:
+def test_what_has_no_step_is_no_routing() -> None:
     class Stepless(Routing):
-        pass
+        """Something that routings may share."""
 
-    with pytest.raises(TypeError, match="Stepless must define step"):
-        route(torch.randn(1, 2, 3, 4), Stepless())
-    from torchcaps.routing.base import REGISTRY
-
-    del REGISTRY["stepless"]
+    assert "stepless" not in list_routings()
+    for routing in (Stepless(), Routing()):
+        with pytest.raises(TypeError, match=r"must be an algorithm, and .* defines no step"):
+            route(torch.randn(1, 2, 3, 4), routing)
 
 
 def test_random_first_parents_are_drawn_once() -> None:

@@ -40,7 +40,7 @@ def load_digits(count: int, seed: int) -> Tensor:
 
 
 def class_layers(name: str, children: Capsules) -> dict[str, CapsuleLayer]:
-    """Return a dense class layer and a convolution over the whole grid, both to ten digits."""
+    """Return a dense layer to ten classes, and a convolution to ten types."""
     _, height, width, types, dim = children.pose.shape
     routing = REGISTRY[name]()
     dense = DenseCapsules(height * width * types, dim, CLASSES, dim, routing=routing, pose="matrix")
@@ -65,6 +65,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if not 1 <= arguments.digits <= 100:
         parser.error(f"--digits must lie in 1..100 (the papers' loops are slow), got {arguments.digits}")
+    torch.set_num_threads(1)  # on layers this small, threads only add noise
     torch.manual_seed(arguments.seed)
     images = load_digits(arguments.digits, arguments.seed)
     children = PrimaryCapsules(1, TYPES, DIM, kernel_size=9, stride=4).double()(images)

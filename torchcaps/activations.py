@@ -25,13 +25,15 @@ def squash(pose: Tensor) -> Tensor:
     """Shrink short vectors to almost zero and long ones to just below one: Sabour 2017, eq. 1.
 
     ``v = |s|^2 / (1 + |s|^2) * s / |s|``, computed as ``|s| / (1 + |s|^2) * s``: the same, without the
-    division that is NaN at zero, and so without an epsilon that would bend the values.
+    division that is NaN at zero, and so without an epsilon that would bend the values. For long vectors the
+    factor is written ``1 / (|s| + 1 / |s|)``, whose parts do not overflow in half precision.
 
     Shapes:
         ``[..., D] -> [..., D]``
     """
     norm = length(pose).unsqueeze(-1)
-    return norm / (1 + norm * norm) * pose
+    short, long = norm.clamp_max(1), norm.clamp_min(1)
+    return torch.where(norm > 1, 1 / (long + 1 / long), short / (1 + short * short)) * pose
 
 
 def exp_squash(pose: Tensor) -> Tensor:

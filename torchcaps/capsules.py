@@ -25,7 +25,7 @@ from torch import Tensor
 
 from torchcaps.activations import length
 
-__all__ = ["Capsules", "as_capsules", "refuse_nan", "without_autocast"]
+__all__ = ["Capsules", "as_capsules", "refuse_negative", "refuse_nonfinite", "without_autocast"]
 
 
 class Capsules(NamedTuple):
@@ -63,6 +63,9 @@ def as_capsules(value: "Capsules | Tensor", name: str = "capsules") -> Capsules:
     if not isinstance(pose, Tensor) or not pose.is_floating_point():
         kind = pose.dtype if isinstance(pose, Tensor) else type(pose).__name__
         raise TypeError(f"{name}.pose must be a floating-point tensor, got {kind}")
+    if activation is not None and not (isinstance(activation, Tensor) and activation.is_floating_point()):
+        kind = activation.dtype if isinstance(activation, Tensor) else type(activation).__name__
+        raise TypeError(f"{name}.activation must be a floating-point tensor or None, got {kind}")
     if activation is not None and activation.shape != pose.shape[:-1]:
         raise ValueError(
             f"{name}.activation must have the pose's shape less its last axis, {list(pose.shape[:-1])}, "
@@ -77,14 +80,24 @@ def without_autocast(like: Tensor) -> AbstractContextManager[object]:
     return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
 
 
-def refuse_nan(tensor: Tensor | None, name: str) -> None:
-    """Raise where a tensor holds NaN: routing would spread it over every parent.
+def refuse_nonfinite(tensor: Tensor | None, name: str) -> None:
+    """Raise where a tensor holds NaN or infinities: routing would spread them over every parent.
 
     Costs one pass over the children, far less than the votes. Skipped inside a compiled or exported graph,
     which can't raise on a value.
     """
     if tensor is None or torch.compiler.is_compiling() or tensor.is_meta:
         return
-    wrong = torch.isnan(tensor.detach())
-    if bool(wrong.any()):
-        raise ValueError(f"{name} must hold numbers, got {int(wrong.sum())} NaN of {tensor.numel()} values")
+    finite = torch.isfinite(tensor.detach())
+    if not bool(finite.all()):
+        wrong = tensor.numel() - int(finite.sum())
+        raise ValueError(f"{name} must hold finite numbers, got {wrong} NaN or infinite of {tensor.numel()} values")
+
+
+def refuse_negative(activation: Tensor | None, name: str) -> None:
+    """Raise where an activation is negative: it is the probability that something is there."""
+    if activation is None or torch.compiler.is_compiling() or activation.is_meta or activation.numel() == 0:
+        return
+    least = float(activation.detach().min())
+    if least < 0:
+        raise ValueError(f"{name} must not be negative, got {least:g}")

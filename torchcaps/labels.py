@@ -35,7 +35,8 @@ def as_multi_hot(labels: Tensor, n_classes: int, name: str = "labels") -> Tensor
         if labels.shape[1] != n_classes:
             raise ValueError(f"{name} must have one column for each of the {n_classes} classes, got {labels.shape[1]}")
         if not torch.compiler.is_compiling() and not labels.is_meta and not bool(((labels == 0) | (labels == 1)).all()):
-            raise ValueError(f"{name} with a column for each class must hold zeros and ones only")
+            other = labels[(labels != 0) & (labels != 1)][0].item()
+            raise ValueError(f"{name} with a column for each class must hold zeros and ones only, got {other}")
         return labels
     if isinstance(labels, Tensor) and labels.dim() != 1:
         raise ValueError(f"{name} must be [B] class numbers or [B, classes] zeros and ones, got {list(labels.shape)}")

@@ -1,4 +1,4 @@
-"""What the papers train with. Every loss takes scores and labels, and gives one number: the mean over the batch."""
+"""What the papers train with. Every loss is one number: the mean over the batch."""
 
 import math
 from typing import Literal
@@ -37,8 +37,15 @@ class MarginLoss(nn.Module):
         reduction: Literal["paper", "official"] = "paper",
     ) -> None:
         super().__init__()
+        if not 0 <= negative < positive:
+            raise ValueError(f"negative must be 0 or more and below positive, got {negative} and {positive}")
         self.positive, self.negative, self.down_weight = positive, negative, down_weight
         self.reduction = _choice(reduction, "reduction", ("paper", "official"))
+
+    def extra_repr(self) -> str:
+        """Say the settings."""
+        margins = f"positive={self.positive}, negative={self.negative}"
+        return f"{margins}, down_weight={self.down_weight}, reduction={self.reduction!r}"
 
     def forward(self, lengths: Tensor, labels: Tensor) -> Tensor:
         """Return the loss."""
@@ -72,11 +79,17 @@ class SpreadLoss(nn.Module):
 
     def margin(self, step: float) -> float:
         """Return the margin at a training step."""
+        if not step >= 0:
+            raise ValueError(f"step must be 0 or more, got {step}")
         if self.schedule == "linear":
             return 0.2 + 0.7 * min(1.0, step / self.steps)
         if self.schedule == "sigmoid":
             return 0.2 + 0.79 / (1 + math.exp(-min(10.0, step / 50_000 - 4)))
         return 0.9
+
+    def extra_repr(self) -> str:
+        """Say the settings."""
+        return f"schedule={self.schedule!r}, steps={self.steps}"
 
     def forward(self, activations: Tensor, labels: Tensor, step: float = math.inf) -> Tensor:
         """Return the loss with the margin of this training step; by default with the last margin."""
@@ -109,8 +122,14 @@ class ReconstructionLoss(nn.Module):
         self.reduction = _choice(reduction, "reduction", ("sum", "mean", "half"))
         self.weight = weight
 
+    def extra_repr(self) -> str:
+        """Say the settings."""
+        return f"reduction={self.reduction!r}, weight={self.weight}"
+
     def forward(self, images: Tensor, targets: Tensor) -> Tensor:
         """Return the weighted loss."""
+        _check_float(images, "images")
+        _check_float(targets, "targets")
         if images.dim() not in (4, 5) or images.shape != targets.shape:
             raise ValueError(
                 f"images and targets must both be [B, C, H, W] or [B, K, C, H, W], got {list(images.shape)} and "
@@ -156,14 +175,19 @@ class MultiLabelLoss(nn.Module):
 
 def _check_scores(scores: Tensor, labels: Tensor, name: str) -> None:
     """Refuse scores that are no table of images by classes, or labels for another number of images."""
-    if not isinstance(scores, Tensor) or scores.dim() != 2:
-        raise ValueError(
-            f"{name} must be [B, classes], got {list(getattr(scores, 'shape', [])) or type(scores).__name__}"
-        )
+    _check_float(scores, name)
+    if scores.dim() != 2:
+        raise ValueError(f"{name} must be [B, classes], got {list(scores.shape)}")
     if not isinstance(labels, Tensor):
         raise TypeError(f"labels must be a tensor, got {type(labels).__name__}")
     if labels.dim() == 0 or labels.shape[0] != scores.shape[0]:
         raise ValueError(f"labels must be one for each of the {scores.shape[0]} images, got {list(labels.shape)}")
+
+
+def _check_float(value: Tensor, name: str) -> None:
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
+        raise TypeError(f"{name} must be a floating-point tensor, got {kind}")
 
 
 def _choice(value: str, name: str, choices: tuple[str, ...]) -> str:

@@ -23,10 +23,8 @@ def top_k_set_match(scores: Tensor, labels: Tensor, k: int | None = None) -> Ten
         ``-> [B]``, truth values
 
     """
-    hot = as_multi_hot(labels, scores.shape[1]) > 0
-    if len(hot) != len(scores):
-        raise ValueError(f"labels must be one for each of the {len(scores)} images, got {len(hot)}")
-    if k is not None and not 1 <= k <= scores.shape[1]:
+    hot = _label_sets(scores, labels)
+    if k is not None and (isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= scores.shape[1]):
         raise ValueError(f"k must lie in 1..{scores.shape[1]}, got {k}")
     n_predicted = hot.sum(-1, keepdim=True) if k is None else torch.full_like(hot[:, :1], k, dtype=torch.int64)
     # The place of each class in the order of the scores; equal scores go to the lower class number.
@@ -43,9 +41,7 @@ def exact_set_match(scores: Tensor, labels: Tensor, threshold: float = 0.5) -> T
     Shapes:
         scores ``[B, J]``, labels ``[B]`` or multi-hot ``[B, J] -> [B]``, truth values
     """
-    hot = as_multi_hot(labels, scores.shape[1]) > 0
-    if len(hot) != len(scores):
-        raise ValueError(f"labels must be one for each of the {len(scores)} images, got {len(hot)}")
+    hot = _label_sets(scores, labels)
     return ((scores > threshold) == hot).all(-1)
 
 
@@ -61,6 +57,7 @@ def coupling_entropy(coupling: Tensor, dim: int = -1) -> Tensor:
         the coupling's, less that axis
 
     """
+    _refuse_nan(coupling, "coupling")
     if bool((coupling < 0).any()):
         raise ValueError("coupling must not be negative: the entropy of free couplings is not defined")
     n = coupling.shape[dim]
@@ -84,4 +81,26 @@ def dead_capsules(activity: Tensor, threshold: float = 0.05) -> Tensor:
     """
     if activity.dim() < 2 or activity.shape[0] == 0:
         raise ValueError(f"activity must be [B, ...] of one image or more, got {list(activity.shape)}")
+    _refuse_nan(activity, "activity")
     return (activity.amax(0) <= threshold).to(activity.dtype).mean()
+
+
+def _label_sets(scores: Tensor, labels: Tensor) -> Tensor:
+    """Return which classes each image has, ``[B, J]`` truth values."""
+    if scores.dim() != 2:
+        raise ValueError(f"scores must be [B, classes], got {list(scores.shape)}")
+    _refuse_nan(scores, "scores")
+    hot = as_multi_hot(labels, scores.shape[1]) > 0
+    if len(hot) != len(scores):
+        raise ValueError(f"labels must be one for each of the {len(scores)} images, got {len(hot)}")
+    return hot
+
+
+def _refuse_nan(values: Tensor, name: str) -> None:
+    """Raise on NaN: compared with anything it is false, so a broken model would be given a score."""
+    if not values.is_floating_point():
+        raise TypeError(f"{name} must be a floating-point tensor, got {values.dtype}")
+    if bool(torch.isnan(values).any()):
+        raise ValueError(
+            f"{name} must hold numbers, got {int(torch.isnan(values).sum())} NaN of {values.numel()} values"
+        )

@@ -51,7 +51,7 @@ def weight_of(weights, i, j):
     return [[weights[i][x][j][y] for y in range(len(weights[i][x][j]))] for x in range(len(weights[i]))]
 
 
-def dense_sites(pose, activation, weight, bias, rows, by_type=False):
+def dense_sites(pose, activation, weight, bias, rows):
     """The one site of a dense layer; pose [i][k], activation [i] or None, weight [i][x][j][y], bias [i][j][d]."""
     n_parents = len(weight[0][0])
     votes = []

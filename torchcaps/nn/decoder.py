@@ -7,7 +7,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from torchcaps.capsules import Capsules, as_capsules
+from torchcaps.capsules import Capsules, as_capsules, refuse_nonfinite
 from torchcaps.labels import check_class_numbers
 from torchcaps.nn.sizes import as_count
 
@@ -38,8 +38,10 @@ class Decoder(nn.Module):
     def __init__(self, parents: int, dim: int, image: Sequence[int], hidden: Sequence[int] = (512, 1024)) -> None:
         super().__init__()
         self.parents, self.dim = as_count(parents, "parents"), as_count(dim, "dim")
-        if len(image) != 3:
-            raise ValueError(f"image must be (channels, height, width), got {tuple(image)}")
+        if not isinstance(image, Sequence) or len(image) != 3:
+            raise ValueError(f"image must be (channels, height, width), got {image}")
+        if not isinstance(hidden, Sequence):
+            raise TypeError(f"hidden must be the widths of the layers, such as (512, 1024), got {hidden!r}")
         self.image = tuple(as_count(size, "image") for size in image)
         widths = [parents * dim, *(as_count(width, "hidden") for width in hidden)]
         layers: list[nn.Module] = []
@@ -48,40 +50,47 @@ class Decoder(nn.Module):
         self.layers = nn.Sequential(*layers, nn.Linear(widths[-1], math.prod(self.image)), nn.Sigmoid())
 
     def forward(self, capsules: Capsules | Tensor, labels: Tensor | None = None, top: int | None = None) -> Tensor:
-        """Decode the classes that the labels name; without labels, those of the longest capsules.
+        """Decode the classes that the labels name; without labels, those of the most active capsules.
 
         Args:
             capsules: the class capsules.
             labels: which to keep: in training always the true ones, so that a wrong prediction is not rewarded
                 for reconstructing well.
-            top: without labels: decode the so many longest, each by itself, ``[B, top, C, H, W]``; by default
-                the longest alone, ``[B, C, H, W]``.
-
+            top: without labels: decode the so many most active, each by itself, ``[B, top, C, H, W]``; by default
+                the most active alone, ``[B, C, H, W]``.
         """
-        pose = as_capsules(capsules).flatten().pose
-        if pose.dim() != 3 or pose.shape[1:] != (self.parents, self.dim):
-            raise ValueError(f"capsules.pose must be [B, {self.parents}, {self.dim}], got {list(pose.shape)}")
+        classes = as_capsules(capsules)
+        shape = classes.pose.shape
+        if len(shape) not in (3, 5) or classes.flatten().pose.shape[1:] != (self.parents, self.dim):
+            raise ValueError(f"capsules.pose must be [B, {self.parents}, {self.dim}], got {list(shape)}")
+        classes = classes.flatten()
+        pose = classes.pose
         if labels is None:
-            labels = self.predict(pose, top)
+            labels = self.predict(classes, top)
         elif top is not None:
             raise ValueError("top says how many predictions to decode, so it can't be given beside labels")
         else:
             labels = check_class_numbers(labels, self.parents)
+            _refuse_multi_hot(labels, self.parents)
             if labels.dim() not in (1, 2) or labels.shape[0] != pose.shape[0]:
                 raise ValueError(
                     f"labels must be [B] or [B, K] class numbers for {pose.shape[0]} images, got {list(labels.shape)}"
                 )
+        refuse_nonfinite(pose, "capsules.pose")
         masked = self.mask(pose, labels)
         return self.layers(masked.flatten(-2)).unflatten(-1, self.image)
 
-    def predict(self, pose: Tensor, top: int | None = None) -> Tensor:
-        """Return the class of the longest capsule ``[B]``, or the ``top`` longest ``[B, top]``."""
-        lengths = Capsules(pose).length()
+    def predict(self, capsules: Capsules, top: int | None = None) -> Tensor:
+        """Return the most active class ``[B]``, or the ``top`` most active ``[B, top]``.
+
+        By activation where capsules have one (Hinton 2018), by length otherwise (Sabour 2017).
+        """
+        activity = capsules.length() if capsules.activation is None else capsules.activation
         if top is None:
-            return lengths.argmax(-1)
+            return activity.argmax(-1)
         if not 1 <= as_count(top, "top") <= self.parents:
             raise ValueError(f"top must lie in 1..{self.parents}, got {top}")
-        return lengths.topk(top, dim=-1).indices
+        return activity.topk(top, dim=-1).indices
 
     def mask(self, pose: Tensor, labels: Tensor) -> Tensor:
         """Keep the labelled capsule of each image, the others zero: ``[B, J, D] -> [B, (K,) J, D]``."""
@@ -89,3 +98,14 @@ class Decoder(nn.Module):
         if labels.dim() == 2:
             pose = pose.unsqueeze(1)
         return torch.where(kept.unsqueeze(-1), pose, 0)
+
+
+def _refuse_multi_hot(labels: Tensor, n_classes: int) -> None:
+    """Raise where labels look like a one for each class of an image: here they are the numbers of classes."""
+    if torch.compiler.is_compiling() or labels.dim() != 2 or labels.shape[1] != n_classes or n_classes < 3:
+        return
+    if not labels.is_meta and labels.numel() and bool(((labels == 0) | (labels == 1)).all()):
+        raise ValueError(
+            "labels must be the numbers of the classes to decode, [B] or [B, K], got zeros and ones for each of the "
+            f"{n_classes} classes"
+        )

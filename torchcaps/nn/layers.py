@@ -1,5 +1,6 @@
 """The two capsule layers: every child votes for every parent, or for the parents of the windows it lies in."""
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Literal, overload
 
@@ -7,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchcaps.capsules import Capsules, as_capsules, refuse_nan, without_autocast
+from torchcaps.capsules import Capsules, as_capsules, refuse_negative, refuse_nonfinite, without_autocast
 from torchcaps.nn.sizes import Pair, as_count, as_padding, as_pair, as_rows, resolve_padding
 from torchcaps.routing.base import Geometry, Routing, Trace, as_routing, iterate
 from torchcaps.votes import DenseVotes, StreamedVotes, Votes, Wiring
-from torchcaps.votes.streamed import assumed_batch
+from torchcaps.votes.pieces import assumed_batch
 
 __all__ = ["CapsuleLayer", "ConvCapsules", "DenseCapsules"]
 
@@ -27,7 +28,7 @@ class Coefficients(nn.Module):
         super().__init__()
         self._names = []
         for name, coefficient in routing.coefficients(geometry).items():
-            tensor = torch.empty(geometry.size(coefficient.axes))
+            tensor = torch.empty(geometry.size(coefficient.axes), dtype=coefficient.dtype)
             if coefficient.learned:
                 self.register_parameter(name, nn.Parameter(tensor))
             else:
@@ -60,6 +61,8 @@ class CapsuleLayer(nn.Module):
         super().__init__()
         if streamed not in (True, False, "auto"):
             raise ValueError(f"streamed must be True, False or 'auto', got {streamed!r}")
+        if not (init is None or callable(init) or (isinstance(init, int | float) and 0 <= init < math.inf)):
+            raise ValueError(f"init must be a standard deviation of 0 or more, or a function, got {init!r}")
         routing.check(geometry)
         self.routing = routing
         self.geometry = geometry
@@ -87,13 +90,13 @@ class CapsuleLayer(nn.Module):
 
     # What the two layers differ in -------------------------------------------------------------------------
 
-    def _enter(self, capsules: Capsules | Tensor) -> Capsules:
+    def _enter(self, children: Capsules) -> Capsules:
         """Check the children's shape at the door; return them as this layer wants them."""
-        raise TypeError("CapsuleLayer is what DenseCapsules and ConvCapsules share: build one of those")
+        raise NotImplementedError
 
     def _wiring(self, children: Capsules) -> Wiring:
         """Wire these children."""
-        raise TypeError("CapsuleLayer is what DenseCapsules and ConvCapsules share: build one of those")
+        raise NotImplementedError
 
     def _slot_weight(self, wiring: Wiring) -> Tensor:
         """Return the weight of each slot, ``[I, X, J, Y]`` or ``[*L, I, X, J, Y]``."""
@@ -104,8 +107,9 @@ class CapsuleLayer(nn.Module):
     def enter(self, capsules: Capsules | Tensor) -> Capsules:
         """Check children at the door: shapes, NaN. Return them in the dtype of the layer's weights."""
         children = self._enter(as_capsules(capsules))
-        refuse_nan(children.pose, "capsules.pose")
-        refuse_nan(children.activation, "capsules.activation")
+        refuse_nonfinite(children.pose, "capsules.pose")
+        refuse_nonfinite(children.activation, "capsules.activation")
+        refuse_negative(children.activation, "capsules.activation")
         dtype = self.weight.dtype
         activation = None if children.activation is None else children.activation.to(dtype)
         return Capsules(children.pose.to(dtype), activation)
@@ -197,8 +201,7 @@ class DenseCapsules(CapsuleLayer):
         weight_size = (children, columns, parents, parent_dim // rows)
         super().__init__(as_routing(routing), geometry, weight_size, streamed, init)
 
-    def _enter(self, capsules: Capsules | Tensor) -> Capsules:
-        children = as_capsules(capsules)
+    def _enter(self, children: Capsules) -> Capsules:
         shape = children.pose.shape
         wanted = f"[B, {self.geometry.types}, {self.geometry.child_dim}]"
         if len(shape) not in (3, 5):
@@ -305,8 +308,7 @@ class ConvCapsules(CapsuleLayer):
         padding = resolve_padding(self.padding, grid, self.kernel_size, self.stride)
         return routing.wire(types, grid=grid, kernel=self.kernel_size, stride=self.stride, padding=padding)
 
-    def _enter(self, capsules: Capsules | Tensor) -> Capsules:
-        children = as_capsules(capsules)
+    def _enter(self, children: Capsules) -> Capsules:
         shape, geometry = children.pose.shape, self.geometry
         if len(shape) != 5:
             raise ValueError(

@@ -5,7 +5,7 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchcaps.capsules import Capsules, refuse_nan
+from torchcaps.capsules import Capsules, refuse_nonfinite
 from torchcaps.nn.activations import ActivationName, make_activation
 from torchcaps.nn.sizes import Pair, as_count, as_padding, as_pair, resolve_padding
 
@@ -91,4 +91,4 @@ class PrimaryCapsules(nn.Module):
             raise TypeError(f"features must be a floating-point tensor, got {kind}")
         if features.dim() != 4 or features.shape[1] != self.pose.in_channels:
             raise ValueError(f"features must be [B, {self.pose.in_channels}, H, W], got {list(features.shape)}")
-        refuse_nan(features, "features")
+        refuse_nonfinite(features, "features")

@@ -1,7 +1,7 @@
 """In which order a stack of capsule layers iterates."""
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Literal, cast
 
 from torch import Tensor, nn
 
@@ -24,8 +24,9 @@ class CapsuleStack(nn.Module):
     With one iteration both are the same; the first layer is the same for any number.
 
     Args:
-        layers: `DenseCapsules` and `ConvCapsules`, the lowest first, all with the same number of iterations
-            where the schedule is concurrent.
+        layers: `DenseCapsules` and `ConvCapsules`, the lowest first. To step concurrently they must have the same
+            number of iterations, and their gradients must flow through all of them: the layer above never reads
+            the last one.
         schedule: see above.
 
     Shapes:
@@ -37,6 +38,8 @@ class CapsuleStack(nn.Module):
         self, layers: Iterable[CapsuleLayer], schedule: Literal["concurrent", "sequential"] = "concurrent"
     ) -> None:
         super().__init__()
+        if isinstance(layers, nn.Module) and not isinstance(layers, nn.ModuleList | nn.Sequential):
+            raise TypeError(f"layers must be a list of capsule layers, got {type(layers).__name__}")
         self.layers = nn.ModuleList(layers)
         self.schedule = schedule
         if schedule not in ("concurrent", "sequential"):
@@ -46,40 +49,68 @@ class CapsuleStack(nn.Module):
         for layer in self.layers:
             if not isinstance(layer, CapsuleLayer):
                 raise TypeError(f"layers must be DenseCapsules or ConvCapsules, got {type(layer).__name__}")
-        counts = [layer.routing.iterations for layer in self.layers]  # type: ignore[union-attr]
-        if schedule == "concurrent" and len(set(counts)) > 1:
+        if schedule == "concurrent":
+            self._check_concurrent()
+
+    def _check_concurrent(self) -> None:
+        routings = [layer.routing for layer in self._capsule_layers()]
+        counts = [routing.iterations for routing in routings]
+        if len(set(counts)) > 1:
             raise ValueError(f"layers must have the same number of iterations to step concurrently, got {counts}")
+        for routing in routings[:-1]:
+            if counts[0] > 1 and getattr(routing, "gradient", "full") != "full":
+                raise ValueError(
+                    f"layers that step concurrently must have gradient='full', got {routing}: the layer above reads "
+                    "only earlier iterations, so no gradient would reach this one; take schedule='sequential'"
+                )
+
+    def extra_repr(self) -> str:
+        """Say the schedule."""
+        return f"schedule={self.schedule!r}"
+
+    def _capsule_layers(self) -> list[CapsuleLayer]:
+        return cast(list[CapsuleLayer], list(self.layers))
 
     def forward(
         self, capsules: Capsules | Tensor, trace: bool = False
     ) -> Capsules | tuple[Capsules, tuple[Trace, ...]]:
         """Route through all layers; with ``trace`` return the states of every layer and iteration as well."""
-        first: CapsuleLayer = self.layers[0]  # type: ignore[assignment]
-        if self.schedule == "sequential" or first.routing.iterations == 1:
-            parents, traces = self._sequential(as_capsules(capsules))
+        capsules = as_capsules(capsules)
+        iterations = self._capsule_layers()[0].routing.iterations
+        if self.schedule == "sequential" or iterations == 1:
+            parents, traces = self._sequential(capsules, trace)
         else:
-            parents, traces = self._concurrent(as_capsules(capsules), first.routing.iterations)
+            parents, traces = self._concurrent(capsules, iterations, trace)
         return (parents, traces) if trace else parents
 
-    def _sequential(self, capsules: Capsules) -> tuple[Capsules, tuple[Trace, ...]]:
+    def _sequential(self, capsules: Capsules, trace: bool) -> tuple[Capsules, tuple[Trace, ...]]:
         traces = []
         for layer in self.layers:
-            capsules, trace = layer(capsules, trace=True)
-            traces.append(trace)
+            if trace:
+                capsules, states = layer(capsules, trace=True)
+                traces.append(states)
+            else:
+                capsules = layer(capsules)
         return capsules, tuple(traces)
 
-    def _concurrent(self, capsules: Capsules, iterations: int) -> tuple[Capsules, tuple[Trace, ...]]:
-        states: list[list[State]] = [[] for _ in self.layers]
-        below = capsules
-        for layer, own in zip(self.layers, states, strict=True):
-            own.append(_step(layer, below, None, 0))  # type: ignore[arg-type]
-            below = own[-1].capsules()
+    def _concurrent(self, capsules: Capsules, iterations: int, trace: bool) -> tuple[Capsules, tuple[Trace, ...]]:
+        layers = self._capsule_layers()
+        now: list[State] = []
+        for layer in layers:
+            below = now[-1].capsules() if now else capsules
+            now.append(_step(layer, below, None, 0))
+        history = [now]
         for t in range(1, iterations):
-            # Old capsules on both sides: read them all before any is replaced.
-            old = [capsules, *(own[-1].capsules() for own in states)]
-            for layer, own, children in zip(self.layers, states, old[:-1], strict=True):
-                own.append(_step(layer, children, own[-1], t))  # type: ignore[arg-type]
-        return states[-1][-1].capsules(), tuple(Trace(tuple(own)) for own in states)
+            # A layer's step reaches the top one iteration later for each layer above it: later ones only show in
+            # the trace.
+            lowest = 0 if trace else max(0, len(layers) - (iterations - t))
+            below = [capsules, *(state.capsules() for state in now[:-1])]  # old capsules on both sides
+            steps = [_step(layers[n], below[n], now[n], t) for n in range(lowest, len(layers))]
+            now = now[:lowest] + steps
+            if trace:
+                history.append(now)
+        traces = tuple(Trace(states) for states in zip(*history, strict=True)) if trace else ()
+        return now[-1].capsules(), traces
 
 
 def _step(layer: CapsuleLayer, capsules: Capsules, state: State | None, t: int) -> State:

@@ -1,6 +1,7 @@
 """Sizes as users write them, checked at the door."""
 
 import math
+import operator
 from typing import Literal
 
 from torchcaps.votes.wiring import Padding, same_padding
@@ -12,16 +13,17 @@ Pair = tuple[int, int]
 
 def as_count(value: int, name: str, least: int = 1) -> int:
     """Return a whole number of at least ``least``."""
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} must be a whole number, got {value!r}")
-    if value < least:
-        raise ValueError(f"{name} must be {least} or more, got {value}")
-    return value
+    count = operator.index(value)
+    if count < least:
+        raise ValueError(f"{name} must be {least} or more, got {count}")
+    return count
 
 
 def as_pair(value: int | Pair, name: str, least: int = 1) -> Pair:
     """Return (rows, columns); one number stands for both."""
-    pair = (value, value) if isinstance(value, int) else tuple(value) if isinstance(value, tuple | list) else (value,)
+    pair = tuple(value) if isinstance(value, tuple | list) else (value, value)
     if len(pair) != 2:
         raise ValueError(f"{name} must be a number or a pair of them, got {value!r}")
     return as_count(pair[0], name, least), as_count(pair[1], name, least)
@@ -44,8 +46,10 @@ def as_rows(pose: Literal["vector", "matrix"] | int, child_dim: int, parent_dim:
         return rows
     if isinstance(pose, bool) or not isinstance(pose, int):
         raise ValueError(f"pose must be 'vector', 'matrix' or the number of rows of a matrix, got {pose!r}")
+    if pose < 1:
+        raise ValueError(f"pose must be 1 row or more, got {pose}")
     for name, dim in {"child_dim": child_dim, "parent_dim": parent_dim}.items():
-        if pose < 1 or dim % pose:
+        if dim % pose:
             raise ValueError(f"{name} must be a multiple of the {pose} rows that pose asks for, got {dim}")
     return pose
 

@@ -5,12 +5,14 @@ A new routing is one file in this folder with one subclass of `Routing`. Registe
 
 import dataclasses
 import difflib
+import math
 import re
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
 from torchcaps.capsules import Capsules
@@ -96,12 +98,14 @@ class Coefficient:
         axes: letters of its axes: ``"L"`` (the parents' grid), ``"I"``, ``"J"``, ``"D"``.
         init: its first value: a number, or a function that fills a tensor in place.
         learned: whether gradient descent moves it. Otherwise it is kept as a buffer.
+        dtype: by default that of the layer's weights.
 
     """
 
     axes: tuple[str, ...]
     init: float | Callable[[Tensor], object] = 0.0
     learned: bool = True
+    dtype: torch.dtype | None = None
 
     def fill(self, tensor: Tensor) -> None:
         """Give a tensor the first value."""
@@ -140,6 +144,8 @@ class Routing:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if cls.step is Routing.step:
+            return  # not an algorithm yet: something that algorithms share
         known = REGISTRY.get(cls.name())
         if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
             raise ValueError(f"a routing named {cls.name()!r} exists already, in {known.__module__}")
@@ -216,8 +222,10 @@ def create_routing(name: str, **fields: Any) -> Routing:
     >>> create_routing("dynamic", iterations=2)
     Dynamic(iterations=2, gradient='full', leak=False, prior=False, bias=False)
     """
+    if not isinstance(name, str):
+        raise TypeError(f"routing must be the name of one, got {name!r}")
     if name not in REGISTRY:
-        near = difflib.get_close_matches(name, REGISTRY, n=3, cutoff=0.4) or sorted(REGISTRY)
+        near = difflib.get_close_matches(name.lower(), REGISTRY, n=3, cutoff=0.4) or sorted(REGISTRY)
         raise ValueError(f"routing must be the name of one, got {name!r}: did you mean {_listed(near)}?")
     cls = REGISTRY[name]
     known = [field.name for field in dataclasses.fields(cls)]
@@ -234,6 +242,8 @@ def as_routing(value: Routing | str, name: str = "routing") -> Routing:
     if not isinstance(value, Routing):
         kind = value.__name__ + ", a class: call it" if isinstance(value, type) else type(value).__name__
         raise TypeError(f"{name} must be a Routing such as Dynamic(3), or the name of one, got {kind}")
+    if type(value).step is Routing.step:
+        raise TypeError(f"{name} must be an algorithm, and {type(value).__name__} defines no step()")
     return value
 
 
@@ -246,11 +256,23 @@ def _check_field(owner: Routing, name: str, kind: Any) -> None:
             raise ValueError(f"{type(owner).__name__}: {name} must be {_listed(choices)}, got {value!r}")
         return
     kinds = typing.get_args(kind) or (kind,)
+    if not set(kinds) <= {bool, int, float, type(None)}:
+        return  # the routing's own business
     allowed = (*kinds, int) if float in kinds else kinds
     if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in kinds):
         words = {bool: "True or False", int: "a whole number", float: "a number"}
         wanted = " or ".join(words.get(kind, "None") for kind in kinds)
         raise TypeError(f"{type(owner).__name__}: {name} must be {wanted}, got {value!r}")
+
+
+def check_range(owner: Routing, name: str, least: float, most: float = math.inf, strict: bool = False) -> None:
+    """Raise where a number of a routing is out of range, NaN or, unless ``most`` allows it, infinite."""
+    value = getattr(owner, name)
+    if value is None or (least < value <= most if strict else least <= value <= most):
+        return
+    bounds = f"over {least:g}" if strict else f"{least:g} or more"
+    bounds += "" if most == math.inf else f" and at most {most:g}"
+    raise ValueError(f"{type(owner).__name__}: {name} must be {bounds}, got {value}")
 
 
 def _listed(names: Any) -> str:

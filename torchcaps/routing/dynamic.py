@@ -29,7 +29,7 @@ class Dynamic(Routing):
         b_ij += <v_ij, v_j>                 line 7
 
     Args:
-        iterations: 1 is `Uniform`; the paper takes 3.
+        iterations: the paper takes 3. One, with nothing else asked for, is `Uniform`.
         gradient: ``"full"`` through every iteration, as the authors' code does; ``"last"`` takes the couplings
             of the last iteration as constants, as many re-implementations do.
         leak: a place for "none of the above" in the softmax, with a logit of 0 and no parent (section 7, the

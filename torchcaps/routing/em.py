@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from torchcaps.capsules import Capsules
-from torchcaps.routing.base import Coefficient, Geometry, Routing, State
+from torchcaps.routing.base import Coefficient, Geometry, Routing, State, check_range
 from torchcaps.routing.gaussian import COSTS, child_activations, fit_gaussian, inverse_temperature
 from torchcaps.votes import Votes, Wiring
 
@@ -58,12 +58,18 @@ class EM(Routing):
     variance_floor: float = 1e-4
     coordinates: bool = False
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "inverse_temperature", 0, 1e9, strict=True)
+        check_range(self, "annealing", 0, 1 - 1e-9)
+        check_range(self, "variance_floor", 0, 1e9)
+
     def check(self, geometry: Geometry) -> None:
         """Coordinates go into the right-hand column of a vote matrix, and come from a grid."""
         if self.coordinates and geometry.rows < 2:
             raise ValueError(
                 "EM(coordinates=True) needs matrix poses of two rows or more: it adds row and column to the "
-                "right-hand column of the vote; got pose='vector'"
+                "right-hand column of the vote; got vectors"
             )
         if self.coordinates and geometry.sites == ():
             raise ValueError(

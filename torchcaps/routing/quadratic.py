@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torchcaps.activations import squash
 from torchcaps.capsules import Capsules, as_capsules
 from torchcaps.labels import as_multi_hot
-from torchcaps.routing.base import Coefficient, Geometry, Routing, State
+from torchcaps.routing.base import Coefficient, Geometry, Routing, State, check_range
 from torchcaps.votes import Votes
 
 __all__ = ["Quadratic", "RoutingDivergence"]
@@ -46,7 +46,9 @@ class Quadratic(Routing):
             with the penalty ``lambda mean_i b²``, as the code that implements the paper does.
         rate: gamma, or Adam's learning rate; by default 0.01 or 0.0002. The paper does not state it.
         strength: lambda; by default 0.001 or, for Adam, 0.00001.
-        reduction: ``"mean"`` over the batch keeps the rate independent of its size; ``"sum"`` is the equation.
+        reduction: ``"sum"`` over the batch is the equation. ``"mean"`` of it keeps rate and strength independent of
+            the batch's size; a strength then weighs as much as ``p`` times itself in the equation, with ``p`` images.
+            Adam always takes the mean.
         objective: ``"sum"``: F is made of ``|v|²``, as printed. ``"capsule"``: of ``|squash(v)|²``, as one
             branch of that code has it.
         initial: first value of every coefficient; zero would never move.
@@ -73,6 +75,10 @@ class Quadratic(Routing):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_range(self, "rate", 0, 1e9, strict=True)
+        check_range(self, "strength", 0, 1e9)
+        check_range(self, "limit", 0, strict=True)
+        check_range(self, "initial", -1e9, 1e9)
         if self.initial == 0:
             raise ValueError("Quadratic: initial must not be 0: all votes and all gradients would be 0 for ever")
 
@@ -82,7 +88,7 @@ class Quadratic(Routing):
         if self.method == "adam":
             owned["first_moment"] = Coefficient(("I", "J"), 0.0, learned=False)
             owned["second_moment"] = Coefficient(("I", "J"), 0.0, learned=False)
-            owned["n_steps"] = Coefficient((), 0.0, learned=False)
+            owned["n_steps"] = Coefficient((), 0, learned=False, dtype=torch.int64)
         return owned
 
     def step(self, p: Mapping[str, Tensor], votes: Votes, children: Capsules, state: State, t: int) -> State:
@@ -96,44 +102,44 @@ class Quadratic(Routing):
     def ascend(module: nn.Module, batch: Any, labels: Tensor) -> Tensor:
         """Take one ascent step on the coefficients of every `Quadratic` layer: Algorithm 1, line "update b".
 
-        Nothing but those coefficients changes: weights are read only, and get no gradient.
+        No weight and no other state of the module changes, and no weight gets a gradient. Layers below the class
+        layer get the slope of the same F, through everything in between.
 
         Args:
-            module: a capsule layer with this routing, or a model with one or more of them; the last of
-                ``module.modules()`` is the class layer that F is made of.
-            batch: what ``module`` is called with.
+            module: a capsule layer with this routing, or a model with one or more of them; the last that the
+                model calls is the class layer that F is made of.
+            batch: what ``module`` is called with. Random layers, such as dropout, draw anew.
             labels: ``[B]`` class numbers, or ``[B, J]`` with ones for every label of an image.
 
         Returns:
-            F over the batch before the step, penalties left out.
-
+            F before the step, without penalties: the batch's mean or sum, as ``reduction`` says.
         """
+        if not isinstance(module, nn.Module):
+            raise TypeError(f"module must be a capsule layer or a model, got {type(module).__name__}")
         modules: list[Any] = list(module.modules())
         layers = [layer for layer in modules if isinstance(getattr(layer, "routing", None), Quadratic)]
         if not layers:
             raise ValueError(f"module must have a capsule layer with Quadratic routing, got {type(module).__name__}")
-        *hidden, top = layers
+        top: Any
+        if layers[0] is module:
+            top, children, hidden = module, as_capsules(batch), {}
+        else:
+            top, children, hidden = _run(module, layers, batch)
         routing: Quadratic = top.routing
-        own = [layer.coefficients["coefficient"] for layer in hidden]
-        try:
-            for coefficient in own:
-                coefficient.requires_grad_(True)
-            with torch.set_grad_enabled(bool(own)):
-                children = as_capsules(batch) if top is module else _input_of(top, module, batch)
-                votes = top.votes(children)
-                value, query = routing._objective(top, votes, labels)
-                slopes = list(torch.autograd.grad(value, own)) if own else []
-            with torch.no_grad():
-                # dF/db_ij = Σ_k <dF/dv_kj, v_kij>: one more reduction of the votes.
-                slope = votes.detach().dot(query.detach())
-                slopes.append(slope.sum_to_size(top.coefficients["coefficient"].shape))
-        finally:
-            for coefficient in own:
-                coefficient.requires_grad_(False)
-        moved = [layer.routing._moved(layer, slope) for layer, slope in zip(layers, slopes, strict=True)]
-        for layer, tensors in zip(layers, moved, strict=True):
-            for name, tensor in tensors.items():
-                layer.coefficients[name].copy_(tensor)
+        with torch.set_grad_enabled(bool(hidden)):
+            votes = top.votes(children)
+            value, query = routing._objective(top, votes, labels)
+            slopes = torch.autograd.grad(value, list(hidden.values()), allow_unused=True) if hidden else ()
+            if any(slope is None for slope in slopes):
+                raise ValueError("every Quadratic layer of module must lead to the last one called, and one does not")
+        with torch.no_grad():
+            # dF/db_ij = Σ_k <dF/dv_kj, v_kij>: one more reduction of the votes.
+            slope = votes.detach().dot(query.detach()).sum_to_size(top.coefficients["coefficient"].shape)
+            pairs = [*zip(hidden, slopes, strict=True), (top, slope)]
+            moved = [(layer, layer.routing._moved(layer, along)) for layer, along in pairs]
+            for layer, tensors in moved:  # all of them, once none has run away
+                for name, tensor in tensors.items():
+                    layer.coefficients[name].copy_(tensor)
         return value.detach()
 
     def _objective(self, top: Any, votes: Votes, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -157,44 +163,68 @@ class Quadratic(Routing):
 
     def _moved(self, layer: Any, slope: Tensor) -> dict[str, Tensor]:
         """Return the coefficients (and Adam's moments) after a step along ``slope``, or raise if they ran away."""
-        b = layer.coefficients["coefficient"].detach()
+        # At least float32: a step is small beside what it is added to.
+        dtype = torch.promote_types(slope.dtype, torch.float32)
+        b, slope = layer.coefficients["coefficient"].to(dtype), slope.to(dtype)
         if self.method == "paper":
             rate = 0.01 if self.rate is None else self.rate
             strength = 0.001 if self.strength is None else self.strength
             pull = b if self.penalty == "l2" else b.sign()
             moved = {"coefficient": b + 2 * rate * (slope / 2 - strength * pull)}
         else:
-            moved = self._adam(layer, b, slope)
-        largest = moved["coefficient"].abs().max()
+            moved = self._adam(layer.p(), b, slope)
+        largest = float(moved["coefficient"].abs().max())
         if not largest <= self.limit:
             raise RoutingDivergence(
-                f"the coefficients of Quadratic routing ran away: the next step has |b| = {float(largest):.3g}, over "
+                f"the coefficients of Quadratic routing ran away: the next step has |b| = {largest:.3g}, over "
                 f"the limit of {self.limit:g}. Nothing was changed; lower rate or raise strength"
             )
         return moved
 
-    def _adam(self, layer: Any, b: Tensor, slope: Tensor) -> dict[str, Tensor]:
+    def _adam(self, p: Mapping[str, Tensor], b: Tensor, slope: Tensor) -> dict[str, Tensor]:
         """Take a step of Adam (betas 0.9 and 0.999, epsilon 1e-8) up the objective."""
         rate = 0.0002 if self.rate is None else self.rate
         strength = 0.00001 if self.strength is None else self.strength
         pull = 2 * b if self.penalty == "l2" else b.sign()
         slope = slope - strength * pull / b.shape[0]
-        n_steps = layer.coefficients["n_steps"] + 1
-        first = 0.9 * layer.coefficients["first_moment"] + 0.1 * slope
-        second = 0.999 * layer.coefficients["second_moment"] + 0.001 * slope**2
-        unbiased = first / (1 - 0.9**n_steps), second / (1 - 0.999**n_steps)
-        step = rate * unbiased[0] / (unbiased[1].sqrt() + 1e-8)
-        return {"coefficient": b + step, "first_moment": first, "second_moment": second, "n_steps": n_steps}
+        n_steps = int(p["n_steps"]) + 1
+        first = 0.9 * p["first_moment"].to(b) + 0.1 * slope
+        second = 0.999 * p["second_moment"].to(b) + 0.001 * slope**2
+        step = rate * (first / (1 - 0.9**n_steps)) / ((second / (1 - 0.999**n_steps)).sqrt() + 1e-8)
+        count = torch.tensor(n_steps)
+        return {"coefficient": b + step, "first_moment": first, "second_moment": second, "n_steps": count}
 
 
-def _input_of(layer: nn.Module, module: nn.Module, batch: Any) -> Capsules:
-    """Run a module and return what it gave to one of its layers."""
-    seen: list[Capsules] = []
-    handle = layer.register_forward_pre_hook(lambda _, inputs: seen.append(as_capsules(inputs[0])))
+def _run(module: nn.Module, layers: list[Any], batch: Any) -> tuple[Any, Capsules, dict[Any, Tensor]]:
+    """Run a module on stand-ins for its buffers, so that none of them changes.
+
+    Returns:
+        the `Quadratic` layer that was called last, what it was given, and for each of the others the stand-in of its
+        coefficients, which the result depends on.
+    """
+    called: dict[Any, Capsules] = {}
+
+    def note(layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+        called.pop(layer, None)  # the last call counts
+        called[layer] = as_capsules(inputs[0])
+
+    own = {id(layer.coefficients["coefficient"]): layer for layer in layers}
+    stand_ins, hidden = {}, {}
+    for name, buffer in module.named_buffers():
+        stand_ins[name] = buffer.detach().clone()
+        if id(buffer) in own:
+            hidden[own[id(buffer)]] = stand_ins[name]
+    handles = [layer.register_forward_pre_hook(note) for layer in layers]
     try:
-        module(batch)
+        with torch.set_grad_enabled(len(layers) > 1):
+            for stand_in in hidden.values():
+                stand_in.requires_grad_(len(layers) > 1)
+            torch.func.functional_call(module, stand_ins, (batch,))
     finally:
-        handle.remove()
-    if not seen:
-        raise ValueError("the last Quadratic layer of the module was not called when the module was")
-    return seen[-1]
+        for handle in handles:
+            handle.remove()
+    if len(called) < len(layers):
+        raise ValueError(f"module must call all of its {len(layers)} Quadratic layers, got {len(called)} called")
+    top = list(called)[-1]
+    del hidden[top]
+    return top, called[top], hidden

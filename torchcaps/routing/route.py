@@ -6,7 +6,7 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from torchcaps.capsules import Capsules, as_capsules, refuse_nan
+from torchcaps.capsules import Capsules, as_capsules, refuse_negative, refuse_nonfinite, without_autocast
 from torchcaps.routing.base import Geometry, Routing, Trace, as_routing, iterate
 from torchcaps.votes import DenseVotes
 
@@ -61,25 +61,38 @@ def route(
     if votes.dim() != 4:
         raise ValueError(f"votes must have the axes [B, I, J, D], got {list(votes.shape)}")
     _, slots, parents, dim = votes.shape
+    if not slots * parents * dim:
+        raise ValueError(f"votes must be of one child, parent and number or more, got {list(votes.shape)}")
+    if activation is not None and (not isinstance(activation, Tensor) or activation.shape != votes.shape[:2]):
+        got = list(activation.shape) if isinstance(activation, Tensor) else type(activation).__name__
+        raise ValueError(f"activation must be a tensor {list(votes.shape[:2])}, one for each child, got {got}")
     geometry = Geometry(slots, parents, dim, rows=1, columns=dim, types=slots, child_dim=dim)
     routing.check(geometry)
     if routing.residual:
         raise ValueError(f"{routing} adds the children to the parents, and votes don't tell them: put it into a layer")
     # The algorithms look at the children for their activations, dtype and device; their poses are not known here.
     children = as_capsules(Capsules(votes[:, :, 0], activation), "children")
-    refuse_nan(votes, "votes")
-    refuse_nan(activation, "activation")
+    refuse_nonfinite(votes, "votes")
+    refuse_nonfinite(activation, "activation")
+    refuse_negative(activation, "activation")
     p = dict(coefficients or {})
-    for name, coefficient in routing.coefficients(geometry).items():
+    owned = routing.coefficients(geometry)
+    for name, value in p.items():
+        if name not in owned:
+            raise ValueError(f"coefficients has {name!r}, and {routing} owns {sorted(owned) or 'none'}")
+        if not isinstance(value, Tensor):
+            raise TypeError(f"coefficients[{name!r}] must be a tensor, got {type(value).__name__}")
+    for name, coefficient in owned.items():
         size = geometry.size(coefficient.axes)
         if name not in p:
             if callable(coefficient.init):
                 raise ValueError(
-                    f"{type(routing).__name__} learns its {name!r}, which starts at random: put it into a layer, or "
+                    f"{type(routing).__name__} has {name!r}, which starts at random: put it into a layer, or "
                     f"pass coefficients={{{name!r}: ...}} of shape {list(size)}"
                 )
-            p[name] = votes.new_full(size, coefficient.init)
+            p[name] = votes.new_full(size, coefficient.init, dtype=coefficient.dtype)
         elif p[name].shape != torch.Size(size):
             raise ValueError(f"coefficients[{name!r}] must have the shape {list(size)}, got {list(p[name].shape)}")
-    capsules, states = iterate(routing, p, DenseVotes(votes, routing.wire(slots)), children, trace)
+    with without_autocast(votes):
+        capsules, states = iterate(routing, p, DenseVotes(votes, routing.wire(slots)), children, trace)
     return (capsules, states) if trace else capsules

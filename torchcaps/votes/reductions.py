@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-__all__ = ["Dot", "Mix", "Reduction", "SqDist", "SqSum", "Sum"]
+__all__ = ["BY_NAME", "Dot", "Mix", "Reduction", "SqDist", "SqSum", "Sum"]
 
 
 class Reduction:
@@ -26,6 +26,7 @@ class Reduction:
 
     slotted: ClassVar[tuple[bool, ...]]
     slotted_result: ClassVar[bool]
+    of_parents: ClassVar[bool]  # whether the result is [B, *L, J, D] of parents, or [B, *L, I, J] of pairs
     result: ClassVar[Callable[..., Tensor]]
     gradients: ClassVar[Callable[..., tuple[Tensor, ...]]]
 
@@ -35,6 +36,7 @@ class Sum(Reduction):
 
     slotted = (True,)
     slotted_result = False
+    of_parents = True
 
     @staticmethod
     def result(votes: Tensor, coupling: Tensor) -> Tensor:  # noqa: D102
@@ -50,6 +52,7 @@ class Dot(Reduction):
 
     slotted = (False,)
     slotted_result = True
+    of_parents = False
 
     @staticmethod
     def result(votes: Tensor, query: Tensor) -> Tensor:  # noqa: D102
@@ -65,6 +68,7 @@ class SqSum(Reduction):
 
     slotted = (True, False)
     slotted_result = False
+    of_parents = True
 
     @staticmethod
     def result(votes: Tensor, coupling: Tensor, mean: Tensor) -> Tensor:  # noqa: D102
@@ -84,6 +88,7 @@ class SqDist(Reduction):
 
     slotted = (False, False)
     slotted_result = True
+    of_parents = False
 
     @staticmethod
     def result(votes: Tensor, mean: Tensor, scale: Tensor) -> Tensor:  # noqa: D102
@@ -103,6 +108,7 @@ class Mix(Reduction):
 
     slotted = (True,)
     slotted_result = False
+    of_parents = False
 
     @staticmethod
     def result(votes: Tensor, kernel: Tensor) -> Tensor:  # noqa: D102
@@ -113,3 +119,6 @@ class Mix(Reduction):
         of_votes = torch.einsum("b...ij,jimd->b...mjd", gradient, kernel)
         of_kernel = torch.einsum("sij,smjd->jimd", gradient.flatten(0, -3), votes.flatten(0, -4))
         return of_votes, of_kernel
+
+
+BY_NAME: dict[str, type[Reduction]] = {kind.__name__: kind for kind in (Sum, Dot, SqSum, SqDist, Mix)}

@@ -6,7 +6,7 @@ adds up over the window, which is what a convolution does.
 
 Shapes:
     slots ``[B, *L, I, A, X]``, weight ``[I, X, J, Y]`` shared by all sites or ``[*L, I, X, J, Y]`` one for each,
-    bias ``[I, J, D]``, ``[I, 1, D]`` or ``[*L, I, 1, D]``, votes ``[B, *L, I, J, D]`` with ``D = A * Y``.
+    bias ``[I, J, D]`` or ``[*L, I, 1, D]``, votes ``[B, *L, I, J, D]`` with ``D = A * Y``.
 """
 
 import torch

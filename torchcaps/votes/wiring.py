@@ -154,7 +154,7 @@ class Wiring:
     # The fast way: strided pieces, nothing copied ----------------------------------------------------------
 
     def pieces(self, size: int) -> Iterator[tuple[int, int]]:
-        """Cut the slots into ranges of at most ``size`` that `read` can serve: none crosses a cell's border."""
+        """Cut the slots into ranges of at most ``size`` that `windows` can serve: none crosses a cell's border."""
         for cell in range(self.n_slots // self.types):
             for start in range(0, self.types, size):
                 yield cell * self.types + start, cell * self.types + min(start + size, self.types)
@@ -173,25 +173,25 @@ class Wiring:
         top, _, left, _ = self.padding
         return x[:, top : top + self.grid[0], left : left + self.grid[1]]
 
-    def windows(self, padded: Tensor, start: int, stop: int) -> list[Tensor]:
-        """Return views of padded children, one for each read: what the slots from ``start`` to ``stop`` read.
+    def windows(self, padded: Tensor, start: int, stop: int) -> Iterator[Tensor]:
+        """Make views of padded children, one for each read: what the slots from ``start`` to ``stop`` read.
 
-        Views, so that the gradient can be added through them.
+        Views, so that the gradient can be added through them; one after the other, so that each sees what was
+        added through the last.
 
         Shapes:
             ``[B, *G + padding, N, ...] -> reads * [B, *L, stop - start, ...]``
         """
         if self.grid is None:
-            return [padded[:, start:stop]]
+            yield padded[:, start:stop]
+            return
         if self.slots == "type":
             cells, types = range(self.cells), slice(start, stop)
         else:
             cell = start // self.types
             cells, types = range(cell, cell + 1), slice(start - cell * self.types, stop - cell * self.types)
-        views = []
         for cell in cells:
             row, column = divmod(cell, self.kernel[1])
             rows = slice(row, row + (self.sites[0] - 1) * self.stride[0] + 1, self.stride[0])
             columns = slice(column, column + (self.sites[1] - 1) * self.stride[1] + 1, self.stride[1])
-            views.append(padded[:, rows, columns, types])
-        return views
+            yield padded[:, rows, columns, types]

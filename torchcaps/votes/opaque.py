@@ -1,0 +1,95 @@
+"""Streamed reductions as single operators, for compiled graphs.
+
+A compiler that looks into the loop over pieces unrolls it into thousands of nodes, and then finds that backward
+makes the same votes as forward, and stores them. As an operator with a backward of its own the loop stays a loop,
+and what is kept is what `Stream` keeps.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchcaps.votes.pieces import Plan, reduce_gradients, reduce_votes
+from torchcaps.votes.reductions import BY_NAME
+from torchcaps.votes.wiring import Wiring
+
+__all__ = ["encode", "reduce_opaquely"]
+
+
+def encode(plan: Plan) -> list[int]:
+    """Write a plan as numbers, which is what an operator takes."""
+    wiring = plan.wiring
+    window = [*wiring.kernel, *wiring.stride, *wiring.padding]
+    return [wiring.types, *(wiring.grid or (0, 0)), *window, wiring.slots == "type", plan.rows, plan.size or 0]
+
+
+def _decode(numbers: list[int]) -> Plan:
+    types, height, width, k0, k1, s0, s1, top, bottom, left, right, by_type, rows, size = numbers
+    grid = (height, width) if height else None
+    slots = "type" if by_type else "capsule"
+    return Plan(Wiring(types, grid, (k0, k1), (s0, s1), (top, bottom, left, right), slots), rows, size or None)
+
+
+@torch.library.custom_op("torchcaps::reduce_votes", mutates_args=())
+def _reduce(
+    kind: str, plan: list[int], pose: Tensor, weight: Tensor, bias: Tensor | None, arguments: list[Tensor]
+) -> Tensor:
+    return reduce_votes(BY_NAME[kind], _decode(plan), pose, weight, bias, *arguments)
+
+
+@_reduce.register_fake
+def _(kind: str, plan: list[int], pose: Tensor, weight: Tensor, bias: Tensor | None, arguments: list[Tensor]) -> Tensor:
+    decoded = _decode(plan)
+    n_parents, dim = weight.shape[-2], decoded.rows * weight.shape[-1]
+    last = (n_parents, dim) if BY_NAME[kind].of_parents else (decoded.wiring.n_slots, n_parents)
+    return pose.new_empty((pose.shape[0], *decoded.wiring.sites, *last))
+
+
+@torch.library.custom_op("torchcaps::reduce_votes_backward", mutates_args=())
+def _reduce_backward(
+    kind: str,
+    plan: list[int],
+    gradient: Tensor,
+    pose: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    arguments: list[Tensor],
+) -> list[Tensor]:
+    found = reduce_gradients(BY_NAME[kind], _decode(plan), gradient, pose, weight, bias, *arguments)
+    return [tensor.contiguous() for tensor in found if tensor is not None]
+
+
+@_reduce_backward.register_fake
+def _(
+    kind: str,
+    plan: list[int],
+    gradient: Tensor,
+    pose: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    arguments: list[Tensor],
+) -> list[Tensor]:
+    return [x.new_empty(x.shape) for x in (pose, weight, bias, *arguments) if x is not None]
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.kind, ctx.plan, pose, weight, bias, arguments = inputs
+    ctx.save_for_backward(pose, weight, bias, *arguments)
+
+
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+    pose, weight, bias, *arguments = ctx.saved_tensors
+    of_pose, of_weight, *rest = _reduce_backward(ctx.kind, ctx.plan, gradient, pose, weight, bias, arguments)
+    of_bias = None if bias is None else rest.pop(0)
+    return None, None, of_pose, of_weight, of_bias, rest
+
+
+_reduce.register_autograd(_backward, setup_context=_keep)
+
+
+def reduce_opaquely(
+    kind: str, plan: Plan, pose: Tensor, weight: Tensor, bias: Tensor | None, *arguments: Tensor
+) -> Tensor:
+    """Reduce votes by one operator of the graph."""
+    return _reduce(kind, encode(plan), pose, weight, bias, list(arguments))

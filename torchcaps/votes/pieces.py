@@ -1,0 +1,120 @@
+"""Making and reducing votes piece by piece, forward and backward: what streaming does."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchcaps.votes.reductions import Reduction
+from torchcaps.votes.transform import bias_gradient, make_votes, side_by_side, slot_gradient, weight_gradient
+from torchcaps.votes.wiring import Wiring
+
+__all__ = ["Plan", "assumed_batch", "make_pieces", "reduce_gradients", "reduce_votes"]
+
+PIECE_BYTES = 4 * 2**20  # votes of one piece: about what a core's second-level cache holds
+TRACED_BATCH = 32  # the batch that is decided by inside a traced graph, where it may be a symbol
+
+
+def assumed_batch(batch: int) -> int:
+    """Return the batch size to decide by: inside a traced graph a fixed one, so that no size is baked in."""
+    return TRACED_BATCH if torch.compiler.is_compiling() else batch
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How votes are made piece by piece.
+
+    Args:
+        wiring: which child each slot reads.
+        rows: rows of a pose, ``A``.
+        size: slots in a piece, at most; by default what fits into the cache.
+    """
+
+    wiring: Wiring
+    rows: int
+    size: int | None = None
+
+    def slots_in_a_piece(self, pose: Tensor, weight: Tensor) -> int:
+        """Return how many slots to take at once."""
+        if self.size is not None:
+            return self.size
+        sites = assumed_batch(pose.shape[0]) * math.prod(self.wiring.sites)
+        slot_bytes = sites * self.rows * weight.shape[-2] * weight.shape[-1] * pose.element_size()
+        return max(1, min(self.wiring.types, PIECE_BYTES // max(1, slot_bytes)))
+
+
+class Piece(NamedTuple):
+    """A range of slots: what they read, their weight, their votes."""
+
+    start: int
+    stop: int
+    slots: Tensor  # [B, *L, n, A, reads * X]
+    weight: Tensor  # [n, X, J, Y] or [*L, n, X, J, Y]
+    votes: Tensor  # [B, *L, n, J, D]
+
+    def cut(self, tensor: Tensor, axis: int = -2) -> Tensor:
+        """Return this piece's share of a tensor with a slot axis."""
+        return tensor.narrow(axis, self.start, self.stop - self.start)
+
+    def cut_slotted(self, reduction: type[Reduction], arguments: Sequence[Tensor]) -> list[Tensor]:
+        """Return this piece's share of the arguments that go slot by slot, and the others whole."""
+        pairs = zip(arguments, reduction.slotted, strict=True)
+        return [self.cut(argument) if slotted else argument for argument, slotted in pairs]
+
+
+def make_pieces(plan: Plan, pose: Tensor, weight: Tensor, bias: Tensor | None) -> Iterator[Piece]:
+    """Make the votes, one piece after the other."""
+    padded = plan.wiring.pad(pose)
+    for start, stop in plan.wiring.pieces(plan.slots_in_a_piece(pose, weight)):
+        slots = side_by_side(list(plan.wiring.windows(padded, start, stop)), plan.rows)
+        part = weight.narrow(-4, start, stop - start)
+        own_bias = None if bias is None else bias.narrow(-3, start, stop - start)
+        yield Piece(start, stop, slots, part, make_votes(slots, part, own_bias))
+
+
+def reduce_votes(
+    reduction: type[Reduction], plan: Plan, pose: Tensor, weight: Tensor, bias: Tensor | None, *arguments: Tensor
+) -> Tensor:
+    """Return the reduction of all votes."""
+    total: Tensor | None = None
+    results = []
+    for piece in make_pieces(plan, pose, weight, bias):
+        result = reduction.result(piece.votes, *piece.cut_slotted(reduction, arguments))
+        if reduction.slotted_result:
+            results.append(result)
+        else:
+            total = result if total is None else total.add_(result)
+    return torch.cat(results, dim=-2) if total is None else total
+
+
+def reduce_gradients(
+    reduction: type[Reduction],
+    plan: Plan,
+    gradient: Tensor,
+    pose: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *arguments: Tensor,
+) -> tuple[Tensor | None, ...]:
+    """Make every piece anew; return the gradients of children, weight, bias and the reduction's arguments."""
+    of_padded = torch.zeros_like(plan.wiring.pad(pose), memory_format=torch.contiguous_format)
+    of_weight = torch.zeros_like(weight)
+    of_bias = None if bias is None else torch.zeros_like(bias)
+    of_arguments = [torch.zeros(a.shape, dtype=a.dtype, device=a.device) for a in arguments]
+    for piece in make_pieces(plan, pose, weight, bias):
+        share = piece.cut(gradient) if reduction.slotted_result else gradient
+        of_votes, *parts = reduction.gradients(piece.votes, share, *piece.cut_slotted(reduction, arguments))
+        for whole, part, slotted in zip(of_arguments, parts, reduction.slotted, strict=True):
+            (piece.cut(whole) if slotted else whole).add_(part)
+        piece.cut(of_weight, -4).add_(weight_gradient(of_votes, piece.slots, piece.weight))
+        if of_bias is not None:
+            own = piece.cut(of_bias, -3)
+            own.add_(bias_gradient(of_votes, own))
+        of_slots = slot_gradient(of_votes, piece.weight, plan.rows)
+        windows = plan.wiring.windows(of_padded, piece.start, piece.stop)
+        for window, part in zip(windows, of_slots.chunk(plan.wiring.reads, dim=-1), strict=True):
+            window.add_(part.flatten(-2))
+    return plan.wiring.unpad(of_padded), of_weight, of_bias, *of_arguments
