@@ -6,8 +6,10 @@ import torch.nn.functional as F
 
 from tests.tolerances import EXACT
 from torchcaps import Capsules, route
+from torchcaps.losses import MarginLoss, ReconstructionLoss, SpreadLoss
 from torchcaps.nn import (
     CapsuleActivation,
+    CapsuleStack,
     ConvCapsules,
     Decoder,
     DenseCapsules,
@@ -15,11 +17,14 @@ from torchcaps.nn import (
     PrimaryCapsules,
     Squash,
     exp_squash,
+    length,
     squash,
 )
 from torchcaps.nn.sizes import as_rows
-from torchcaps.routing import EM, Dynamic, Uniform
+from torchcaps.routing import EM, Dynamic, Geometry, InvertedAttention, Routing, Uniform
+from torchcaps.routing.base import REGISTRY
 from torchcaps.votes import Wiring, same_padding
+from torchcaps.votes.competition import softmax, uniform
 
 
 def test_names_stand_for_routings() -> None:
@@ -197,3 +202,143 @@ def test_memory_layout_does_not_matter(layout: str) -> None:
     assert torch.allclose(layer(one).pose, layer(two).pose, atol=EXACT)
     gradients = [torch.autograd.grad(layer(x).pose.sum(), x)[0] for x in (one, two)]
     assert torch.allclose(*gradients, atol=EXACT)
+
+
+@pytest.mark.parametrize(("relu", "name"), [(True, "squash"), (True, "exp_squash"), (False, "squash")])
+def test_primary_capsules_by_hand(relu: bool, name: str) -> None:
+    """Pose and activity on an oblong grid, with an oblong window and padding that differs by side."""
+    primary = PrimaryCapsules(
+        3,
+        2,
+        4,
+        (3, 2),
+        (2, 1),
+        "same",
+        relu=relu,
+        activation=name,
+        activations=True,  # type: ignore[arg-type]
+    ).double()
+    images = torch.randn(2, 3, 6, 5, dtype=torch.float64)
+    padded = F.pad(images, (0, 1, 0, 1))  # columns: one behind; rows: one behind
+    channels = F.conv2d(padded, primary.pose.weight, primary.pose.bias, stride=(2, 1))
+    channels = channels.relu() if relu else channels
+    function = {"squash": squash, "exp_squash": exp_squash}[name]
+    expected = function(channels.unflatten(1, (2, 4)).permute(0, 3, 4, 1, 2))
+    found = primary(images)
+    assert found.pose.shape == (2, 3, 5, 2, 4)
+    assert torch.allclose(found.pose, expected, atol=EXACT)
+    activity = torch.sigmoid(F.conv2d(padded, primary.activity.weight, primary.activity.bias, stride=(2, 1)))  # type: ignore[union-attr]
+    assert torch.allclose(found.activation, activity.permute(0, 2, 3, 1), atol=EXACT)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_decoder_by_hand(training: bool) -> None:
+    decoder = Decoder(3, 4, (2, 3, 3), hidden=(7, 6)).double().train(training)
+    pose = torch.randn(2, 3, 4, dtype=torch.float64)
+    kept = torch.zeros_like(pose)
+    kept[0, 2], kept[1, 0] = pose[0, 2], pose[1, 0]
+    first, second, last = (decoder.layers[number] for number in (0, 2, 4))
+    expected = torch.sigmoid(last(second(first(kept.flatten(1)).relu()).relu())).view(2, 2, 3, 3)
+    assert torch.allclose(decoder(pose, torch.tensor([2, 0])), expected, atol=EXACT)
+
+
+def test_the_decoder_predicts_by_activation_where_there_is_one() -> None:
+    decoder = Decoder(3, 4, (1, 3, 3), hidden=(5,))
+    pose = torch.ones(1, 3, 4) * torch.tensor([3.0, 1.0, 2.0]).view(1, 3, 1)
+    active = Capsules(pose, torch.tensor([[0.1, 0.9, 0.2]]))
+    assert torch.equal(decoder(active), decoder(pose, torch.tensor([1])))
+    assert torch.equal(decoder(pose), decoder(pose, torch.tensor([0])))
+
+
+def test_long_vectors_are_squashed_to_one_in_half_precision() -> None:
+    for dtype, size in {torch.float16: 200.0, torch.bfloat16: 1e18, torch.float32: 1e18}.items():
+        pose = torch.full((4,), size, dtype=dtype, requires_grad=True)
+        found = squash(pose)
+        assert abs(float(length(found).detach()) - 1) < 0.01
+        found.sum().backward()
+        assert torch.isfinite(pose.grad).all()
+
+
+def test_votes_and_stacks_keep_out_of_autocast() -> None:
+    pose = torch.randn(2, 6, 4)
+    for streamed in (True, False):
+        layers = [
+            DenseCapsules(a, 4, b, 4, routing="inverted_attention", streamed=streamed) for a, b in [(6, 5), (5, 3)]
+        ]
+        for module in (CapsuleStack(layers), CapsuleStack(layers, "sequential")):
+            expected = module(pose).pose
+            with torch.autocast("cpu", torch.bfloat16):
+                assert torch.equal(module(pose).pose, expected)
+        votes = layers[0].votes(pose)
+        coupling = torch.rand(2, 6, 5)
+        query, kernel = torch.rand(2, 5, 4), torch.rand(5, 6, 6, 4)
+        plain = [votes.sum(coupling), votes.dot(query), votes.mix(kernel), votes.dense()]
+        with torch.autocast("cpu", torch.bfloat16):
+            votes = layers[0].votes(pose)
+            shielded = [votes.sum(coupling), votes.dot(query), votes.mix(kernel), votes.dense()]
+            routed = route(votes.dense(), "dynamic").pose
+        assert routed.dtype == torch.float32
+        for one, other in zip(plain, shielded, strict=True):
+            assert torch.equal(one, other)
+        weight = layers[0].weight
+        gradients = [torch.autograd.grad(layers[0](pose).pose.square()[..., 0].sum(), weight)[0]]
+        with torch.autocast("cpu", torch.bfloat16):
+            gradients += torch.autograd.grad(layers[0](pose).pose.square()[..., 0].sum(), weight)
+        if streamed:
+            assert torch.equal(*gradients)
+
+
+def test_a_stack_keeps_no_more_than_it_is_asked_for() -> None:
+    """Without a trace the steps that only a trace would show are not taken; the result is the same."""
+    torch.manual_seed(0)
+    routing = InvertedAttention(4)
+    sizes = [(6, 5), (5, 4), (4, 3)]
+    stack = CapsuleStack([DenseCapsules(a, 4, b, 4, routing=routing) for a, b in sizes]).double()
+    pose = torch.randn(2, 6, 4, dtype=torch.float64)
+    parents, traces = stack(pose, trace=True)
+    assert torch.equal(stack(pose).pose, parents.pose)
+    assert [len(trace.states) for trace in traces] == [4, 4, 4]
+    assert "schedule='concurrent'" in repr(stack)
+
+
+def test_a_leak_with_global_competition_by_brute_force() -> None:
+    """The softmax over all parents of a child and one place for none of them."""
+    wiring = Wiring(2, (4, 3), (3, 2), (1, 1), (1, 0, 0, 0), competition="global")
+    logits = torch.randn(2, *wiring.sites, wiring.n_slots, 3, dtype=torch.float64)
+    index = wiring.index().flatten()
+    for leak in (True, False):
+        found = softmax(logits, wiring, leak).flatten(1, 3)
+        flat = logits.flatten(1, 3)
+        zero = uniform(wiring, 3, logits, leak).expand(logits.shape).flatten(1, 3)
+        for child in index.unique().tolist():
+            mine = (index == child).nonzero().flatten()
+            rivals = flat[:, mine].flatten(1)
+            extra = torch.zeros(2, int(leak), dtype=torch.float64)
+            expected = torch.cat([extra, rivals], 1).softmax(1)[:, int(leak) :].view(2, len(mine), 3)
+            assert torch.allclose(found[:, mine], expected, atol=EXACT)
+            assert torch.allclose(zero[:, mine], torch.ones(()).double() / (3 * len(mine) + leak), atol=EXACT)
+
+
+def test_votes_may_have_a_bias_and_an_offset() -> None:
+    class Both(Routing):
+        """Uniform coupling, with a bias of the layer's and a constant beside it."""
+
+        vote_bias = True
+        step = Uniform.step
+
+        def vote_offset(self, geometry: Geometry, wiring: Wiring, like: torch.Tensor) -> torch.Tensor:
+            return torch.full((1, 1, geometry.dim), 2.0, dtype=like.dtype)
+
+    try:
+        layer = DenseCapsules(6, 4, 3, 4, routing=Both())
+        layer.bias.data.normal_()
+        found = layer.votes(torch.zeros(1, 6, 4)).dense()[0]
+        assert torch.equal(found, layer.bias + 2)
+    finally:
+        del REGISTRY["both"]
+
+
+def test_losses_say_their_settings() -> None:
+    assert repr(MarginLoss(0.7)) == "MarginLoss(positive=0.7, negative=0.1, down_weight=0.5, reduction='paper')"
+    assert "steps=50000" in repr(SpreadLoss())
+    assert "weight=0.3" in repr(ReconstructionLoss("mean", 0.3))

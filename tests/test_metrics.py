@@ -45,7 +45,25 @@ def test_dead_capsules() -> None:
     assert float(dead_capsules(activity, threshold=0.015)) == 0.25
 
 
+def test_thresholds_are_what_must_be_passed() -> None:
+    scores = torch.tensor([[0.5, 0.75]])
+    assert exact_set_match(scores, torch.tensor([1])).tolist() == [True]  # 0.5 is not over 0.5
+    assert float(dead_capsules(torch.tensor([[0.05, 0.06]]))) == 0.5  # nor is 0.05 over 0.05
+
+
 def test_bad_input() -> None:
+    nan = torch.full((3, 4), float("nan"))
+    for metric in (top_k_set_match, exact_set_match):
+        with pytest.raises(ValueError, match="scores must hold numbers, got 12 NaN"):
+            metric(nan, torch.tensor([0, 1, 2]))
+        with pytest.raises(ValueError, match=r"scores must be \[B, classes\], got \[4\]"):
+            metric(SCORES[0], torch.tensor([0, 1, 2]))
+    with pytest.raises(ValueError, match="coupling must hold numbers"):
+        coupling_entropy(nan)
+    with pytest.raises(ValueError, match="activity must hold numbers"):
+        dead_capsules(nan)
+    with pytest.raises(TypeError, match=r"activity must be a floating-point tensor, got torch\.int64"):
+        dead_capsules(torch.ones(2, 3).long())
     with pytest.raises(ValueError, match=r"k must lie in 1\.\.4, got 5"):
         top_k_set_match(SCORES, torch.tensor([0, 1, 2]), k=5)
     for metric in (top_k_set_match, exact_set_match):

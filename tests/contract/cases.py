@@ -5,6 +5,7 @@ package is tested without a word here.
 """
 
 import dataclasses
+import itertools
 import typing
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -24,11 +25,11 @@ BATCH, TYPES, PARENTS, DIM = 2, 2, 3, 4
 GEOMETRIES = {
     "dense": None,
     "conv_s1": {"grid": (4, 3), "kernel_size": 3, "stride": 1, "padding": 0},
-    "conv_s2": {"grid": (5, 4), "kernel_size": 3, "stride": 2, "padding": 1},
+    "conv_s2": {"grid": (6, 5), "kernel_size": 3, "stride": 2, "padding": "same"},  # padding (0, 1) and (1, 1)
     "conv_whole": {"grid": (3, 2), "kernel_size": (3, 2), "stride": 1, "padding": 0},
 }
 # For what takes a compiler seconds: few places, a small window, but padding and stride.
-SMALL = {"dense": None, "conv_small": {"grid": (3, 2), "kernel_size": (2, 1), "stride": 2, "padding": 1}}
+SMALL = {"dense": None, "conv_small": {"grid": (3, 2), "kernel_size": (2, 1), "stride": (2, 1), "padding": (1, 0)}}
 POSES = ("vector", "matrix")
 
 # Where the mathematics does not allow a routing, and nowhere else, a layer may refuse it.
@@ -66,7 +67,19 @@ def variants(cls: type[Routing]) -> Iterator[tuple[str, Routing]]:
                 )
 
 
+def pairs(cls: type[Routing]) -> Iterator[tuple[str, Routing]]:
+    """Every two fields changed at once."""
+    single = [(name, routing) for name, routing in variants(cls) if "[" in name]
+    for (name, one), (other_name, other) in itertools.combinations(single, 2):
+        changed = {f.name: getattr(other, f.name) for f in dataclasses.fields(cls)}
+        changed = {key: value for key, value in changed.items() if value != getattr(cls(), key)}
+        if all(getattr(one, key) == getattr(cls(), key) for key in changed):
+            label = f"{name[:-1]},{other_name.split('[')[1]}"
+            yield label, dataclasses.replace(one, **changed)
+
+
 ROUTINGS = dict(pair for name in torchcaps.list_routings() for pair in variants(REGISTRY[name]))
+PAIRS = dict(pair for name in torchcaps.list_routings() for pair in pairs(REGISTRY[name]))
 DEFAULTS = {name: REGISTRY[name]() for name in torchcaps.list_routings()}
 
 
@@ -85,12 +98,19 @@ class Case:
 
     @property
     def refused(self) -> bool:
-        return (self.name, self.geometry, self.pose) in REFUSALS
+        kind, _, changes = self.name.partition("[")
+        names = [f"{kind}[{change}]" for change in changes.removesuffix("]").split(",")] if changes else [kind]
+        return any((name, self.geometry, self.pose) in REFUSALS for name in names)
 
     @property
     def types(self) -> int:
         """A residual wants as many children as parents; elsewhere they differ, so that mixing them up shows."""
         return PARENTS if self.routing.residual else (6 if self.geometry == "dense" else TYPES)
+
+    @property
+    def child_dim(self) -> int:
+        """Square matrices and residuals keep the pose's size; elsewhere children have another than parents."""
+        return DIM if self.pose == "matrix" or self.routing.residual else DIM - 1
 
     def options(self) -> dict[str, Any]:
         options = dict((GEOMETRIES | SMALL)[self.geometry] or {})
@@ -103,7 +123,7 @@ class Case:
         generator_state = torch.get_rng_state()
         torch.manual_seed(seed)
         try:
-            sizes = (self.types, DIM, PARENTS, DIM)
+            sizes = (self.types, self.child_dim, PARENTS, DIM)
             common: dict[str, Any] = {"routing": self.routing, "pose": self.pose, "streamed": streamed}
             layer = (
                 DenseCapsules(*sizes, **common)
@@ -126,7 +146,7 @@ class Case:
         generator = torch.Generator().manual_seed(seed)
         grid = () if self.geometry == "dense" else self.options()["grid"]
         shape = (batch, *grid, self.types)
-        pose = torch.randn(*shape, DIM, generator=generator, dtype=torch.float64)
+        pose = torch.randn(*shape, self.child_dim, generator=generator, dtype=torch.float64)
         activation = torch.rand(shape, generator=generator, dtype=torch.float64) * 0.8 + 0.1
         return Capsules(pose.to(dtype), activation.to(dtype))
 
@@ -143,6 +163,7 @@ def _all(routings: dict[str, Routing], geometries: Iterable[str] = GEOMETRIES) -
 EVERY_CASE = _all(ROUTINGS)
 CASES = [case for case in EVERY_CASE if not case.refused]
 DEFAULT_CASES = [case for case in _all(DEFAULTS) if not case.refused]
+PAIR_CASES = [case for case in _all(PAIRS) if not case.refused]
 SMALL_CASES = _all(DEFAULTS, SMALL)
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.contract.against_loops import freeze, loops_of, numbers_of, run_loops, stacked
-from tests.contract.cases import CASES, DEFAULTS, Case, differentiable, over
+from tests.contract.cases import CASES, DEFAULTS, PAIR_CASES, Case, differentiable, over
 from tests.tolerances import DIRECTION, REFERENCE, largest_difference
 from torchcaps.capsules import Capsules
 
@@ -19,7 +19,7 @@ def test_every_routing_has_its_loops(name: str) -> None:
 
 
 @STREAMED
-@over(CASES)
+@over(CASES + PAIR_CASES)
 def test_values_equal_the_papers_loops(case: Case, streamed: bool) -> None:
     layer, children = case.layer(streamed), case.children()
     parents, trace = layer(children, trace=True)

@@ -124,3 +124,15 @@ def test_padding_is_not_heard() -> None:
     found = layer(children)
     assert torch.allclose(found.pose[:, 0, 0], expected.pose, atol=EXACT)
     assert torch.allclose(found.activation[:, 0, 0], expected.activation, atol=EXACT)
+
+
+def test_log_space_where_activations_underflow() -> None:
+    """Evidence far below what a sigmoid can show in float32: the E-step still tells the parents apart."""
+    votes = torch.randn(2, 6, 3, 16) * 50
+    found, trace = route(votes, EM(3, inverse_temperature=1e4), trace=True)
+    assert float(trace.states[0].activation.max()) == 0  # the sigmoid itself is gone
+    for coupling in trace.couplings:
+        assert torch.allclose(coupling.sum(-1), torch.ones(2, 6), atol=1e-5)
+    assert torch.isfinite(found.pose).all()
+    exact, _ = route(votes.double(), EM(3, inverse_temperature=1e4), trace=True)
+    assert torch.allclose(found.pose.double(), exact.pose, rtol=1e-3, atol=1e-2)

@@ -1,0 +1,119 @@
+"""Set-up, demo and benchmark as a person meets them."""
+
+import importlib.util
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def load(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"tool_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("MAKE") and k != "PYTHON"}
+    return subprocess.run(["make", *arguments], cwd=folder, env=environment, capture_output=True, text=True)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """The Makefile and its tools, without an environment."""
+    for name in ("tools", "requirements"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    for name in ("Makefile", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    return tmp_path
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+def test_an_old_or_missing_python_is_told_in_one_sentence(project: Path) -> None:
+    old = project / "python-of-old"
+    old.write_text('#!/bin/sh\n[ "$1" = --version ] && echo "Python 3.8.2" && exit 0\nexit 1\n')
+    old.chmod(old.stat().st_mode | stat.S_IXUSR)
+    for python, said in {str(old): "is Python 3.8.2", "python0.0": "there is no 'python0.0' here"}.items():
+        run = make(project, "test", f"PYTHON={python}")
+        assert run.returncode != 0
+        (sentence, *_) = run.stderr.splitlines()
+        assert "needs Python 3.11 or newer" in sentence
+        assert said in sentence
+        assert "make test PYTHON=python3.12" in sentence
+    assert not (project / ".venv").exists()
+
+
+def test_a_second_setup_does_nothing_and_a_changed_lock_does(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    setup = load(project / "tools/setup.py")
+    ran: list[str] = []
+
+    def pretend(*command: object, **_: object) -> bool:
+        ran.append(" ".join(map(str, command)))
+        setup.VENV.mkdir(exist_ok=True)
+        return True
+
+    monkeypatch.setattr(setup, "run", pretend)
+    monkeypatch.setattr(setup, "pip_setting", lambda name: None)
+    setup.main()
+    n_commands = len(ran)
+    assert all("--require-hashes" in command for command in ran if ".lock" in command)
+    assert any("torch-cpu.lock" in command for command in ran)
+    assert not any("torch.lock" in command for command in ran)  # only where there is no CPU build
+    setup.main()
+    assert len(ran) == n_commands
+    with (project / "requirements/dev.lock").open("a") as lock:
+        lock.write("# another\n")
+    setup.main()
+    assert len(ran) == 2 * n_commands
+
+
+def test_every_locked_package_has_hashes_and_torch_its_exact_pin() -> None:
+    for lock in (ROOT / "requirements").glob("*.lock"):
+        blocks = [block for block in lock.read_text().split("\n") if block and not block.startswith((" ", "#"))]
+        text = lock.read_text()
+        assert blocks
+        assert all("==" in block for block in blocks)
+        assert text.count("--hash=sha256:") >= len(blocks)
+    assert (ROOT / "requirements/torch-cpu.lock").read_text().count("torch==2.13.0+cpu") == 1
+    assert "torchvision" not in (ROOT / "requirements/dev.lock").read_text()
+
+
+def test_the_demo_shows_every_routing_and_agrees() -> None:
+    run = subprocess.run(
+        [sys.executable, "tools/demo.py", "--digits", "2"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    for name in ("Uniform", "Dynamic", "EM", "InvertedAttention", "Attention", "Trainable", "Quadratic"):
+        assert name in run.stdout
+    assert "…" not in run.stdout
+    refused = subprocess.run(
+        [sys.executable, "tools/demo.py", "--digits", "0"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert refused.returncode == 2
+    assert "--digits must lie in 1..100" in refused.stderr
+
+
+def test_the_benchmark_refuses_unknown_cases() -> None:
+    run = subprocess.run([sys.executable, "-m", "benchmarks", "digits"], cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 2
+    assert "no case is named 'digits': there are digit-caps" in run.stderr
+
+
+def test_the_recorded_benchmark_is_the_readmes() -> None:
+    record = json.loads((ROOT / "results/bench/streaming.json").read_text())
+    readme = (ROOT / "README.md").read_text()
+    for row in record["rows"]:
+        assert row["difference"] < 1e-5
+        for way in ("stored", "streamed"):
+            cell = f"{row['cpu_seconds'][way]:.2f} s, {row['peak_bytes'][way] / 2**20:,.0f} MiB"
+            assert cell in readme
