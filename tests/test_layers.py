@@ -211,7 +211,7 @@ def test_primary_capsules_by_hand(relu: bool, name: str) -> None:
         3,
         2,
         4,
-        (3, 2),
+        (3, 3),
         (2, 1),
         "same",
         relu=relu,
@@ -219,7 +219,7 @@ def test_primary_capsules_by_hand(relu: bool, name: str) -> None:
         activations=True,  # type: ignore[arg-type]
     ).double()
     images = torch.randn(2, 3, 6, 5, dtype=torch.float64)
-    padded = F.pad(images, (0, 1, 0, 1))  # columns: one behind; rows: one behind
+    padded = F.pad(images, (1, 1, 0, 1))  # columns: one on each side; rows: one behind
     channels = F.conv2d(padded, primary.pose.weight, primary.pose.bias, stride=(2, 1))
     channels = channels.relu() if relu else channels
     function = {"squash": squash, "exp_squash": exp_squash}[name]
