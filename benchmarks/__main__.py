@@ -80,7 +80,9 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)} (default: all)")
     parser.add_argument("--repeat", type=int, default=3, help="passes of which the least counts (default: 3)")
     parser.add_argument("--out", type=Path, default=ROOT / "results/bench/streaming.json", help="where the JSON goes")

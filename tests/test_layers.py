@@ -250,6 +250,8 @@ def test_the_decoder_predicts_by_activation_where_there_is_one() -> None:
     active = Capsules(pose, torch.tensor([[0.1, 0.9, 0.2]]))
     assert torch.equal(decoder(active), decoder(pose, torch.tensor([1])))
     assert torch.equal(decoder(pose), decoder(pose, torch.tensor([0])))
+    assert decoder.predict(pose).tolist() == [0]
+    assert torch.equal(decoder(pose.double()), decoder(pose))  # in the dtype of its weights
 
 
 def test_long_vectors_are_squashed_to_one_in_half_precision() -> None:

@@ -94,6 +94,18 @@ def refuse_nonfinite(tensor: Tensor | None, name: str) -> None:
         raise ValueError(f"{name} must hold finite numbers, got {wrong} NaN or infinite of {tensor.numel()} values")
 
 
+def refuse_nan(values: Tensor, name: str) -> None:
+    """Raise where a score is no floating-point number: NaN compares as false, so a broken model would get a score."""
+    if not isinstance(values, Tensor) or not values.is_floating_point():
+        kind = values.dtype if isinstance(values, Tensor) else type(values).__name__
+        raise TypeError(f"{name} must be a floating-point tensor, got {kind}")
+    if torch.compiler.is_compiling() or values.is_meta:
+        return
+    n_wrong = int(torch.isnan(values.detach()).sum())
+    if n_wrong:
+        raise ValueError(f"{name} must hold numbers, got {n_wrong} NaN of {values.numel()} values")
+
+
 def refuse_negative(activation: Tensor | None, name: str) -> None:
     """Raise where an activation is negative: it is the probability that something is there."""
     if activation is None or torch.compiler.is_compiling() or activation.is_meta or activation.numel() == 0:

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from torchcaps.capsules import refuse_nan
 from torchcaps.labels import as_multi_hot, check_class_numbers
 
 __all__ = ["ClassLoss", "MarginLoss", "MultiLabelLoss", "ReconstructionLoss", "SpreadLoss"]
@@ -128,8 +129,8 @@ class ReconstructionLoss(nn.Module):
 
     def forward(self, images: Tensor, targets: Tensor) -> Tensor:
         """Return the weighted loss."""
-        _check_float(images, "images")
-        _check_float(targets, "targets")
+        refuse_nan(images, "images")
+        refuse_nan(targets, "targets")
         if images.dim() not in (4, 5) or images.shape != targets.shape:
             raise ValueError(
                 f"images and targets must both be [B, C, H, W] or [B, K, C, H, W], got {list(images.shape)} and "
@@ -175,19 +176,13 @@ class MultiLabelLoss(nn.Module):
 
 def _check_scores(scores: Tensor, labels: Tensor, name: str) -> None:
     """Refuse scores that are no table of images by classes, or labels for another number of images."""
-    _check_float(scores, name)
+    refuse_nan(scores, name)
     if scores.dim() != 2:
         raise ValueError(f"{name} must be [B, classes], got {list(scores.shape)}")
     if not isinstance(labels, Tensor):
         raise TypeError(f"labels must be a tensor, got {type(labels).__name__}")
     if labels.dim() == 0 or labels.shape[0] != scores.shape[0]:
         raise ValueError(f"labels must be one for each of the {scores.shape[0]} images, got {list(labels.shape)}")
-
-
-def _check_float(value: Tensor, name: str) -> None:
-    if not isinstance(value, Tensor) or not value.is_floating_point():
-        kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
-        raise TypeError(f"{name} must be a floating-point tensor, got {kind}")
 
 
 def _choice(value: str, name: str, choices: tuple[str, ...]) -> str:

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from torchcaps.capsules import refuse_nan
 from torchcaps.labels import as_multi_hot
 
 __all__ = ["coupling_entropy", "dead_capsules", "exact_set_match", "top_k_set_match"]
@@ -57,7 +58,7 @@ def coupling_entropy(coupling: Tensor, dim: int = -1) -> Tensor:
         the coupling's, less that axis
 
     """
-    _refuse_nan(coupling, "coupling")
+    refuse_nan(coupling, "coupling")
     if bool((coupling < 0).any()):
         raise ValueError("coupling must not be negative: the entropy of free couplings is not defined")
     n = coupling.shape[dim]
@@ -81,7 +82,7 @@ def dead_capsules(activity: Tensor, threshold: float = 0.05) -> Tensor:
     """
     if activity.dim() < 2 or activity.shape[0] == 0:
         raise ValueError(f"activity must be [B, ...] of one image or more, got {list(activity.shape)}")
-    _refuse_nan(activity, "activity")
+    refuse_nan(activity, "activity")
     return (activity.amax(0) <= threshold).to(activity.dtype).mean()
 
 
@@ -89,18 +90,8 @@ def _label_sets(scores: Tensor, labels: Tensor) -> Tensor:
     """Return which classes each image has, ``[B, J]`` truth values."""
     if scores.dim() != 2:
         raise ValueError(f"scores must be [B, classes], got {list(scores.shape)}")
-    _refuse_nan(scores, "scores")
+    refuse_nan(scores, "scores")
     hot = as_multi_hot(labels, scores.shape[1]) > 0
     if len(hot) != len(scores):
         raise ValueError(f"labels must be one for each of the {len(scores)} images, got {len(hot)}")
     return hot
-
-
-def _refuse_nan(values: Tensor, name: str) -> None:
-    """Raise on NaN: compared with anything it is false, so a broken model would be given a score."""
-    if not values.is_floating_point():
-        raise TypeError(f"{name} must be a floating-point tensor, got {values.dtype}")
-    if bool(torch.isnan(values).any()):
-        raise ValueError(
-            f"{name} must hold numbers, got {int(torch.isnan(values).sum())} NaN of {values.numel()} values"
-        )

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests.bad_input.examples import Refusal, check_refusal, decoder, hot, images, nan, scores
+from torchcaps import Capsules
 from torchcaps.losses import ClassLoss, MarginLoss, ReconstructionLoss, SpreadLoss
 from torchcaps.nn import Decoder, PrimaryCapsules
 
@@ -132,6 +133,16 @@ REFUSALS: dict[str, Refusal] = {
     ),
     "decoder size": (lambda: Decoder(3, 4, 36), ValueError, r"image must be \(channels, height, width\), got 36"),
     "decoder hidden": (lambda: Decoder(3, 4, (1, 6, 6), hidden=8), TypeError, "hidden must be the widths .* got 8"),
+    "decoder activation": (
+        lambda: decoder(Capsules(torch.randn(2, 3, 4), nan(2, 3))),
+        ValueError,
+        r"capsules\.activation must hold finite numbers",
+    ),
+    "lengths nan": (
+        lambda: MarginLoss()(nan(2, 3), hot(0, 1)),
+        ValueError,
+        "lengths must hold numbers, got 3 NaN of 6",
+    ),
     "margins": (
         lambda: MarginLoss(0.1, 0.9),
         ValueError,

@@ -156,6 +156,13 @@ REFUSALS: dict[str, Refusal] = {
     "init name": (lambda: dense(init="xavier"), ValueError, "init must be .* got 'xavier'"),
     "no rows": (lambda: dense(pose=0), ValueError, "pose must be 1 row or more, got 0"),
     "kernel kind": (lambda: conv(kernel_size=3.0), TypeError, r"kernel_size must be a whole number, got 3\.0"),
+    "streamed tensor": (lambda: dense(streamed=torch.zeros(2)), ValueError, "streamed must be True, False or 'auto'"),
+    "no layers": (lambda: CapsuleStack(3), TypeError, "layers must be a list of capsule layers, got int"),
+    "names of layers": (
+        lambda: CapsuleStack(["a"]),
+        TypeError,
+        "layers must be DenseCapsules or ConvCapsules, got str",
+    ),
     "one layer": (
         lambda: CapsuleStack(dense()),
         TypeError,

@@ -9,7 +9,8 @@ from tests.tolerances import STREAMED, relative_rms
 from torchcaps.capsules import Capsules
 from torchcaps.nn import ConvCapsules
 from torchcaps.routing import EM, Attention, Dynamic, InvertedAttention, Routing
-from torchcaps.votes import DenseVotes, StreamedVotes, pieces
+from torchcaps.votes import DenseVotes, StreamedVotes, Wiring, pieces
+from torchcaps.votes.opaque import encode
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
 
@@ -130,6 +131,15 @@ def test_streamed_votes_can_be_differentiated_twice(routing: Routing) -> None:
         assert relative_rms(found, expected) < STREAMED[torch.float64]
 
 
+def test_streamed_attention_runs_under_inductor() -> None:
+    """Its mixed logits come out of the operator in another order of memory than the others' results."""
+    torch.compiler.reset()
+    layer = ConvCapsules(3, 4, 2, 5, 3, routing=Attention(), streamed=True).double().eval()
+    pose = torch.randn(2, 5, 5, 3, 4, dtype=torch.float64)
+    found = torch.compile(layer, fullgraph=True)(pose).pose
+    assert relative_rms(found, layer(pose).pose) < STREAMED[torch.float64]
+
+
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_a_compiled_layer_does_not_store_votes_either(backend: str) -> None:
     """A layer of a paper's size, in one graph: what is kept stays that of the plain layer."""
@@ -147,3 +157,31 @@ def test_functional_gradients_go_through_streamed_votes() -> None:
     found = torch.func.grad(lambda x: layer(x).pose.sum())(pose)
     pose.requires_grad_()
     assert torch.equal(found, torch.autograd.grad(layer(pose).pose.sum(), pose)[0])
+
+
+@pytest.mark.parametrize("kind", ["Sum", "Dot", "SqSum", "SqDist", "Mix"])
+@pytest.mark.parametrize("with_bias", [False, True], ids=["plain", "bias"])
+def test_the_operator_of_compiled_graphs_keeps_its_promises(kind: str, with_bias: bool) -> None:
+    """Schema, shapes and strides of its fake kernels, and its gradients, by torch's own checker."""
+    wiring = Wiring(1, (5, 5), (3, 3), (1, 1), (1, 0, 0, 0))
+    pose = torch.randn(2, 5, 5, 1, 4, requires_grad=True)
+    weight = torch.randn(*wiring.sites, 9, 4, 3, 4, requires_grad=True)
+    bias = torch.randn(9, 3, 4, requires_grad=True) if with_bias else None
+    by_pair = torch.randn(2, *wiring.sites, 9, 3, requires_grad=True)
+    by_parent = torch.randn(2, *wiring.sites, 3, 4, requires_grad=True)
+    kernel = torch.randn(3, 9, 9, 4, requires_grad=True)
+    arguments = {
+        "Sum": [by_pair],
+        "Dot": [by_parent],
+        "SqSum": [by_pair, by_parent],
+        "SqDist": [by_parent, by_parent.detach().clone().requires_grad_()],
+        "Mix": [kernel],
+    }[kind]
+    plan = encode(pieces.Plan(wiring, 1))
+    torch.library.opcheck(torch.ops.torchcaps.reduce_votes.default, (kind, plan, pose, weight, bias, arguments))
+    with torch.no_grad():
+        found = torch.ops.torchcaps.reduce_votes(kind, plan, pose, weight, bias, arguments)
+        gradient = torch.randn_like(found)
+    backward = (kind, plan, gradient, pose.detach(), weight.detach(), bias, [a.detach() for a in arguments])
+    names = ("test_schema", "test_faketensor")
+    torch.library.opcheck(torch.ops.torchcaps.reduce_votes_backward.default, backward, test_utils=names)

@@ -233,6 +233,23 @@ def test_nothing_of_a_model_changes_but_the_coefficients() -> None:
     assert not any(buffer.requires_grad for buffer in model.buffers())
 
 
+def test_wrapped_models_and_named_arguments() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = class_layer(Quadratic())
+
+        def forward(self, x: torch.Tensor) -> Capsules:
+            return self.layer(capsules=x)
+
+    expected = class_layer(Quadratic())
+    Quadratic.ascend(expected, batch(), LABELS)
+    for wrap in (lambda model: model, nn.DataParallel):
+        model = Model()
+        Quadratic.ascend(wrap(model), batch(), LABELS)
+        assert torch.equal(model.layer.coefficients["coefficient"], expected.coefficients["coefficient"])
+
+
 def test_a_hidden_layer_that_runs_away_leaves_the_class_layer_alone_too() -> None:
     torch.manual_seed(0)
     hidden = DenseCapsules(5, 4, 4, 4, routing=Quadratic(rate=1e9), init=0.5)
@@ -297,6 +314,12 @@ def test_bad_calls_are_refused() -> None:
     apart.forward = lambda pose: (apart[0](pose), apart[1](pose))
     with pytest.raises(ValueError, match="must lead to the last one called"):
         Quadratic.ascend(apart, batch(), LABELS)
+    twice = nn.ModuleList([class_layer(Quadratic(), parents=5)])
+    twice.forward = lambda pose: twice[0](twice[0](pose))
+    with pytest.raises(ValueError, match="must call each of its Quadratic layers once"):
+        Quadratic.ascend(twice, batch(), LABELS)
+    with torch.inference_mode(), pytest.raises(RuntimeError, match=r"can't run inside torch\.inference_mode"):
+        Quadratic.ascend(layer, batch(), LABELS)
     grid = ConvCapsules(2, 4, 3, 4, 2, routing=Quadratic())
     with pytest.raises(ValueError, match="class layer must have one place"):
         Quadratic.ascend(grid, torch.randn(6, 3, 3, 2, 4), LABELS)

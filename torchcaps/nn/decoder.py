@@ -63,6 +63,8 @@ class Decoder(nn.Module):
         shape = classes.pose.shape
         if len(shape) not in (3, 5) or classes.flatten().pose.shape[1:] != (self.parents, self.dim):
             raise ValueError(f"capsules.pose must be [B, {self.parents}, {self.dim}], got {list(shape)}")
+        refuse_nonfinite(classes.pose, "capsules.pose")
+        refuse_nonfinite(classes.activation, "capsules.activation")
         classes = classes.flatten()
         pose = classes.pose
         if labels is None:
@@ -76,16 +78,16 @@ class Decoder(nn.Module):
                 raise ValueError(
                     f"labels must be [B] or [B, K] class numbers for {pose.shape[0]} images, got {list(labels.shape)}"
                 )
-        refuse_nonfinite(pose, "capsules.pose")
-        masked = self.mask(pose, labels)
+        masked = self.mask(pose.to(next(self.parameters()).dtype), labels)
         return self.layers(masked.flatten(-2)).unflatten(-1, self.image)
 
-    def predict(self, capsules: Capsules, top: int | None = None) -> Tensor:
+    def predict(self, capsules: Capsules | Tensor, top: int | None = None) -> Tensor:
         """Return the most active class ``[B]``, or the ``top`` most active ``[B, top]``.
 
         By activation where capsules have one (Hinton 2018), by length otherwise (Sabour 2017).
         """
-        activity = capsules.length() if capsules.activation is None else capsules.activation
+        classes = as_capsules(capsules).flatten()
+        activity = classes.length() if classes.activation is None else classes.activation
         if top is None:
             return activity.argmax(-1)
         if not 1 <= as_count(top, "top") <= self.parents:

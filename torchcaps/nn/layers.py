@@ -59,7 +59,7 @@ class CapsuleLayer(nn.Module):
         init: Init,
     ) -> None:
         super().__init__()
-        if streamed not in (True, False, "auto"):
+        if not isinstance(streamed, bool) and (not isinstance(streamed, str) or streamed != "auto"):
             raise ValueError(f"streamed must be True, False or 'auto', got {streamed!r}")
         if not (init is None or callable(init) or (isinstance(init, int | float) and 0 <= init < math.inf)):
             raise ValueError(f"init must be a standard deviation of 0 or more, or a function, got {init!r}")

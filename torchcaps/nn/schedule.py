@@ -38,17 +38,18 @@ class CapsuleStack(nn.Module):
         self, layers: Iterable[CapsuleLayer], schedule: Literal["concurrent", "sequential"] = "concurrent"
     ) -> None:
         super().__init__()
-        if isinstance(layers, nn.Module) and not isinstance(layers, nn.ModuleList | nn.Sequential):
+        if not isinstance(layers, Iterable):
             raise TypeError(f"layers must be a list of capsule layers, got {type(layers).__name__}")
+        layers = list(layers)
+        for layer in layers:
+            if not isinstance(layer, CapsuleLayer):
+                raise TypeError(f"layers must be DenseCapsules or ConvCapsules, got {type(layer).__name__}")
         self.layers = nn.ModuleList(layers)
         self.schedule = schedule
         if schedule not in ("concurrent", "sequential"):
             raise ValueError(f"schedule must be 'concurrent' or 'sequential', got {schedule!r}")
         if not self.layers:
             raise ValueError("layers must hold one capsule layer or more, got none")
-        for layer in self.layers:
-            if not isinstance(layer, CapsuleLayer):
-                raise TypeError(f"layers must be DenseCapsules or ConvCapsules, got {type(layer).__name__}")
         if schedule == "concurrent":
             self._check_concurrent()
 

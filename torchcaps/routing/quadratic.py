@@ -116,6 +116,10 @@ class Quadratic(Routing):
         """
         if not isinstance(module, nn.Module):
             raise TypeError(f"module must be a capsule layer or a model, got {type(module).__name__}")
+        if torch.is_inference_mode_enabled():
+            raise RuntimeError("Quadratic.ascend can't run inside torch.inference_mode(): it needs gradients")
+        if isinstance(module, nn.DataParallel):
+            module = module.module
         modules: list[Any] = list(module.modules())
         layers = [layer for layer in modules if isinstance(getattr(layer, "routing", None), Quadratic)]
         if not layers:
@@ -204,9 +208,10 @@ def _run(module: nn.Module, layers: list[Any], batch: Any) -> tuple[Any, Capsule
     """
     called: dict[Any, Capsules] = {}
 
-    def note(layer: nn.Module, inputs: tuple[Any, ...]) -> None:
-        called.pop(layer, None)  # the last call counts
-        called[layer] = as_capsules(inputs[0])
+    def note(layer: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        if layer in called:
+            raise ValueError("module must call each of its Quadratic layers once, got one that it calls twice")
+        called[layer] = as_capsules(inputs[0] if inputs else named["capsules"])
 
     own = {id(layer.coefficients["coefficient"]): layer for layer in layers}
     stand_ins, hidden = {}, {}
@@ -214,7 +219,7 @@ def _run(module: nn.Module, layers: list[Any], batch: Any) -> tuple[Any, Capsule
         stand_ins[name] = buffer.detach().clone()
         if id(buffer) in own:
             hidden[own[id(buffer)]] = stand_ins[name]
-    handles = [layer.register_forward_pre_hook(note) for layer in layers]
+    handles = [layer.register_forward_pre_hook(note, with_kwargs=True) for layer in layers]
     try:
         with torch.set_grad_enabled(len(layers) > 1):
             for stand_in in hidden.values():

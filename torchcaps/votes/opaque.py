@@ -35,7 +35,8 @@ def _decode(numbers: list[int]) -> Plan:
 def _reduce(
     kind: str, plan: list[int], pose: Tensor, weight: Tensor, bias: Tensor | None, arguments: list[Tensor]
 ) -> Tensor:
-    return reduce_votes(BY_NAME[kind], _decode(plan), pose, weight, bias, *arguments)
+    # In the strides that the fake kernels below promise: a compiler holds them to it.
+    return reduce_votes(BY_NAME[kind], _decode(plan), pose, weight, bias, *arguments).contiguous()
 
 
 @_reduce.register_fake
