@@ -1,6 +1,7 @@
 """The two capsule layers: every child votes for every parent, or for the parents of the windows it lies in."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Literal, overload
 
@@ -43,7 +44,7 @@ class Coefficients(nn.Module):
         return {name: self[name] for name in self._names}
 
 
-class CapsuleLayer(nn.Module):
+class CapsuleLayer(nn.Module, ABC):
     """What the two layers share: weights, the routing's coefficients, and votes that are stored or streamed.
 
     Under autocast a layer works in the dtype of its weights: routing is a fixed-point iteration, whose sums and
@@ -90,13 +91,13 @@ class CapsuleLayer(nn.Module):
 
     # What the two layers differ in -------------------------------------------------------------------------
 
+    @abstractmethod
     def _enter(self, children: Capsules) -> Capsules:
         """Check the children's shape at the door; return them as this layer wants them."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _wiring(self, children: Capsules) -> Wiring:
         """Wire these children."""
-        raise NotImplementedError
 
     def _slot_weight(self, wiring: Wiring) -> Tensor:
         """Return the weight of each slot, ``[I, X, J, Y]`` or ``[*L, I, X, J, Y]``."""
