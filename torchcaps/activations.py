@@ -15,7 +15,6 @@ def length(pose: Tensor, normalized: bool = False) -> Tensor:
 
     Shapes:
         ``[..., D] -> [...]``
-
     """
     norm = torch.linalg.vector_norm(pose, dim=-1)
     return norm / pose.shape[-1] ** 0.5 if normalized else norm

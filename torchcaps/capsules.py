@@ -25,7 +25,15 @@ from torch import Tensor
 
 from torchcaps.activations import length
 
-__all__ = ["Capsules", "as_capsules", "refuse_negative", "refuse_nonfinite", "without_autocast"]
+__all__ = [
+    "Capsules",
+    "as_capsules",
+    "refuse_nan",
+    "refuse_negative",
+    "refuse_nonfinite",
+    "require_float",
+    "without_autocast",
+]
 
 
 class Capsules(NamedTuple):
@@ -60,18 +68,22 @@ def as_capsules(value: "Capsules | Tensor", name: str = "capsules") -> Capsules:
     else:
         raise TypeError(f"{name} must be Capsules or a pose tensor, got {type(value).__name__}")
     pose, activation = capsules
-    if not isinstance(pose, Tensor) or not pose.is_floating_point():
-        kind = pose.dtype if isinstance(pose, Tensor) else type(pose).__name__
-        raise TypeError(f"{name}.pose must be a floating-point tensor, got {kind}")
-    if activation is not None and not (isinstance(activation, Tensor) and activation.is_floating_point()):
-        kind = activation.dtype if isinstance(activation, Tensor) else type(activation).__name__
-        raise TypeError(f"{name}.activation must be a floating-point tensor or None, got {kind}")
+    require_float(pose, f"{name}.pose")
+    if activation is not None:
+        require_float(activation, f"{name}.activation")
     if activation is not None and activation.shape != pose.shape[:-1]:
         raise ValueError(
             f"{name}.activation must have the pose's shape less its last axis, {list(pose.shape[:-1])}, "
             f"got {list(activation.shape)}"
         )
     return capsules
+
+
+def require_float(value: Tensor, name: str) -> None:
+    """Raise where a value is no floating-point tensor."""
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
+        raise TypeError(f"{name} must be a floating-point tensor, got {kind}")
 
 
 def without_autocast(like: Tensor) -> AbstractContextManager[object]:
@@ -96,9 +108,7 @@ def refuse_nonfinite(tensor: Tensor | None, name: str) -> None:
 
 def refuse_nan(values: Tensor, name: str) -> None:
     """Raise where a score is no floating-point number: NaN compares as false, so a broken model would get a score."""
-    if not isinstance(values, Tensor) or not values.is_floating_point():
-        kind = values.dtype if isinstance(values, Tensor) else type(values).__name__
-        raise TypeError(f"{name} must be a floating-point tensor, got {kind}")
+    require_float(values, name)
     if torch.compiler.is_compiling() or values.is_meta:
         return
     n_wrong = int(torch.isnan(values.detach()).sum())

@@ -27,7 +27,6 @@ class MarginLoss(nn.Module):
 
     Shapes:
         lengths ``[B, J]``, labels ``[B]`` or multi-hot ``[B, J]``
-
     """
 
     def __init__(
@@ -68,7 +67,6 @@ class SpreadLoss(nn.Module):
 
     Shapes:
         activations ``[B, J]``, labels ``[B]``
-
     """
 
     def __init__(self, schedule: Literal["linear", "sigmoid", "constant"] = "linear", steps: int = 50_000) -> None:
@@ -115,7 +113,6 @@ class ReconstructionLoss(nn.Module):
 
     Shapes:
         images and targets ``[B, C, H, W]``, or ``[B, K, C, H, W]`` with ``K`` targets for each image
-
     """
 
     def __init__(self, reduction: Literal["sum", "mean", "half"] = "sum", weight: float = 0.0005) -> None:

@@ -22,7 +22,6 @@ def top_k_set_match(scores: Tensor, labels: Tensor, k: int | None = None) -> Ten
 
     Shapes:
         ``-> [B]``, truth values
-
     """
     hot = _label_sets(scores, labels)
     if k is not None and (isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= scores.shape[1]):
@@ -56,7 +55,6 @@ def coupling_entropy(coupling: Tensor, dim: int = -1) -> Tensor:
 
     Shapes:
         the coupling's, less that axis
-
     """
     refuse_nan(coupling, "coupling")
     if bool((coupling < 0).any()):
@@ -78,7 +76,6 @@ def dead_capsules(activity: Tensor, threshold: float = 0.05) -> Tensor:
 
     Shapes:
         ``-> []``
-
     """
     if activity.dim() < 2 or activity.shape[0] == 0:
         raise ValueError(f"activity must be [B, ...] of one image or more, got {list(activity.shape)}")

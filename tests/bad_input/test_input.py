@@ -79,7 +79,7 @@ REFUSALS: dict[str, Refusal] = {
     "activation kind": (
         lambda: dense()(Capsules(pose, torch.ones(2, 6).long())),
         TypeError,
-        r"capsules\.activation must be a floating-point tensor or None, got torch\.int64",
+        r"capsules\.activation must be a floating-point tensor, got torch\.int64",
     ),
     "activation list": (lambda: dense()(Capsules(pose, [1])), TypeError, r"capsules\.activation must be .* got list"),
     "route activation": (

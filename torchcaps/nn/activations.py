@@ -46,7 +46,6 @@ class CapsuleActivation(nn.Module):
 
     Shapes:
         ``[..., N, D] -> [..., N, D]``
-
     """
 
     def __init__(self, types: int, dim: int) -> None:

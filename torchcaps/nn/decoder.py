@@ -32,7 +32,6 @@ class Decoder(nn.Module):
     >>> decoder = Decoder(10, 16, (1, 36, 36))
     >>> decoder(torch.randn(2, 10, 16), torch.tensor([[3, 5], [0, 9]])).shape
     torch.Size([2, 2, 1, 36, 36])
-
     """
 
     def __init__(self, parents: int, dim: int, image: Sequence[int], hidden: Sequence[int] = (512, 1024)) -> None:

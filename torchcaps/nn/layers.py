@@ -178,7 +178,6 @@ class DenseCapsules(CapsuleLayer):
     >>> layer = DenseCapsules(1152, 8, 10, 16, routing="dynamic")
     >>> layer(torch.randn(2, 1152, 8)).pose.shape
     torch.Size([2, 10, 16])
-
     """
 
     def __init__(
@@ -249,7 +248,6 @@ class ConvCapsules(CapsuleLayer):
     >>> layer = ConvCapsules(32, 16, 32, 16, kernel_size=3, stride=2, routing="inverted_attention", pose="matrix")
     >>> layer(torch.randn(2, 16, 16, 32, 16)).pose.shape
     torch.Size([2, 7, 7, 32, 16])
-
     """
 
     def __init__(

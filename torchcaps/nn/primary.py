@@ -5,7 +5,7 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchcaps.capsules import Capsules, refuse_nonfinite
+from torchcaps.capsules import Capsules, refuse_nonfinite, require_float
 from torchcaps.nn.activations import ActivationName, make_activation
 from torchcaps.nn.sizes import Pair, as_count, as_padding, as_pair, resolve_padding
 
@@ -36,7 +36,6 @@ class PrimaryCapsules(nn.Module):
     >>> import torch
     >>> PrimaryCapsules(256, 32, 8, kernel_size=9, stride=2)(torch.randn(2, 256, 20, 20)).pose.shape
     torch.Size([2, 6, 6, 32, 8])
-
     """
 
     def __init__(
@@ -86,9 +85,7 @@ class PrimaryCapsules(nn.Module):
         return Capsules(self.activation(pose), activation)
 
     def _check(self, features: Tensor) -> None:
-        if not isinstance(features, Tensor) or not features.is_floating_point():
-            kind = getattr(features, "dtype", type(features).__name__)
-            raise TypeError(f"features must be a floating-point tensor, got {kind}")
+        require_float(features, "features")
         if features.dim() != 4 or features.shape[1] != self.pose.in_channels:
             raise ValueError(f"features must be [B, {self.pose.in_channels}, H, W], got {list(features.shape)}")
         refuse_nonfinite(features, "features")

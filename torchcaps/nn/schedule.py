@@ -31,7 +31,6 @@ class CapsuleStack(nn.Module):
 
     Shapes:
         the lowest layer's input ``->`` the highest layer's output
-
     """
 
     def __init__(

@@ -36,7 +36,6 @@ class Attention(Routing):
     Deviation: the text gives the attention one vector for each parent; the parameter counts and the authors'
     code have the kernel ``A`` above, with as many output as input channels. The class layer of the authors' code
     scrambles its capsules by a reshape; here class ``n`` is channel ``n``, as in the text.
-
     """
 
     paper = "Choi 2019"

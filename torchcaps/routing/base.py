@@ -66,7 +66,6 @@ class Geometry:
         slots: ``I``. parents: ``J``. dim: ``D``. rows: ``A``. columns: ``X``, of what a slot reads.
         types, child_dim: ``N`` and ``K`` of the children. reads: children that one slot reads.
         sites: ``*L``; ``None`` where it depends on an input that is not known yet.
-
     """
 
     slots: int
@@ -99,7 +98,6 @@ class Coefficient:
         init: its first value: a number, or a function that fills a tensor in place.
         learned: whether gradient descent moves it. Otherwise it is kept as a buffer.
         dtype: by default that of the layer's weights.
-
     """
 
     axes: tuple[str, ...]
@@ -198,7 +196,6 @@ class Routing:
             children: the children themselves, as the layer was given them.
             state: the state after step ``t - 1``, or of `init`.
             t: 0 for the first step.
-
         """
         raise TypeError(f"{type(self).__name__} must define step()")
 

@@ -39,7 +39,6 @@ class Dynamic(Routing):
 
     Deviation: in a convolution the paper has no prior; here one is kept for each slot and parent type, shared by
     all places.
-
     """
 
     paper = "Sabour 2017"

@@ -45,7 +45,6 @@ class EM(Routing):
         variance_floor: added to every variance; a parent that a single child speaks for has none of its own.
         coordinates: add each child's place, scaled to 0..1, to the first two entries of the right-hand column
             of its votes (section 4.1, "coordinate addition": the class layer). Matrix poses on a grid only.
-
     """
 
     paper = "Hinton 2018"

@@ -50,7 +50,6 @@ def fit_gaussian(
         weight: ``R_ij a_i``, ``[B, *L, I, J]``.
         temperature: ``lambda_t``.
         floor: added to every variance.
-
     """
     mass = weight.sum(-2)  # S_j: [B, *L, J]
     divisor = mass.clamp_min(SMALLEST_MASS).unsqueeze(-1)

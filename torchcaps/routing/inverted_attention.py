@@ -39,7 +39,6 @@ class InvertedAttention(Routing):
     Deviation: the paper leaves ablation C open. Here ``r_ij a_i`` weighs the votes, and
     ``a_j = sigmoid(lambda_t (beta_a - Σ_h (beta_u + log sigma_jh) Σ_i r_ij a_i))`` as in `EM`, with its schedule
     of lambda.
-
     """
 
     paper = "Tsai 2020"

@@ -57,7 +57,6 @@ class Quadratic(Routing):
 
     Deviation: the paper has it in the class layer only. A convolution keeps one coefficient for each slot and
     parent type, shared by all places; hidden layers get theirs by the chain rule, through the same F.
-
     """
 
     paper = "Yang 2021"

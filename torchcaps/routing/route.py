@@ -6,7 +6,7 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from torchcaps.capsules import Capsules, as_capsules, refuse_negative, refuse_nonfinite, without_autocast
+from torchcaps.capsules import Capsules, as_capsules, refuse_negative, refuse_nonfinite, require_float, without_autocast
 from torchcaps.routing.base import Geometry, Routing, Trace, as_routing, iterate
 from torchcaps.votes import DenseVotes
 
@@ -53,11 +53,9 @@ def route(
     >>> import torch, torchcaps
     >>> torchcaps.route(torch.randn(2, 32, 10, 16), "dynamic").pose.shape
     torch.Size([2, 10, 16])
-
     """
     routing = as_routing(routing)
-    if not isinstance(votes, Tensor) or not votes.is_floating_point():
-        raise TypeError(f"votes must be a floating-point tensor, got {getattr(votes, 'dtype', type(votes).__name__)}")
+    require_float(votes, "votes")
     if votes.dim() != 4:
         raise ValueError(f"votes must have the axes [B, I, J, D], got {list(votes.shape)}")
     _, slots, parents, dim = votes.shape

@@ -29,7 +29,6 @@ class Trainable(Routing):
     Args:
         relu: where the ReLU stands: ``"before"`` the squash (the authors' nets with one capsule layer),
             ``"after"`` it (their multi-layer net), or ``"none"``. The paper says only that there is one.
-
     """
 
     paper = "Chen 2019"

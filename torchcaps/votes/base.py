@@ -20,7 +20,6 @@ class Votes(ABC):
     Args:
         wiring: which child each slot reads, and which parents compete for a child.
         shape: ``(B, *L, I, J, D)``.
-
     """
 
     def __init__(self, wiring: Wiring, shape: tuple[int, ...]) -> None:

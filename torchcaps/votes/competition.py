@@ -16,7 +16,6 @@ def softmax(logits: Tensor, wiring: Wiring, leak: bool = False) -> Tensor:
         wiring: local competition is over ``J`` alone; global over ``J`` at every site that reads the child.
         leak: one more competitor with a logit of 0 and no parent behind it, so that the sum stays below 1
             (Sabour 2017, section 7: "none of the above").
-
     """
     if wiring.competition == "local":
         if not leak:

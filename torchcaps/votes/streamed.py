@@ -49,7 +49,6 @@ class StreamedVotes(Votes):
         rows: rows of a pose, ``A``.
         wiring: which child each slot reads.
         piece: slots in a piece, at most; by default what fits into the cache.
-
     """
 
     def __init__(

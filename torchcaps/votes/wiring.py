@@ -38,7 +38,6 @@ class Wiring:
             slot, which reads its whole window (Choi 2019, whose votes are convolutions).
         competition: who competes for a child. ``"local"``: the parents of one receptive field (Tsai 2020).
             ``"global"``: all parents that read the child, wherever they stand (Hinton 2018).
-
     """
 
     types: int
