@@ -60,7 +60,7 @@ def write(name: str, requirements: list[str]) -> None:
 
 def main() -> None:
     requirements = compile_lock(
-        "pyproject.toml", "--extra", "demo", "--group", "dev", "-c", "requirements/constraints.txt"
+        "pyproject.toml", "--all-extras", "--group", "dev", "-c", "requirements/constraints.txt"
     )
     write("dev.lock", [r for r in requirements if not TORCH.match(r)])
     write("torch.lock", [r for r in requirements if TORCH.match(r)])

@@ -8,10 +8,23 @@
 torch.Size([4, 10])
 """
 
-from torchcaps import losses, metrics, nn, routing
+from torchcaps import losses, metrics, models, nn, routing
 from torchcaps.capsules import Capsules
+from torchcaps.models import create_model, list_models
 from torchcaps.routing import create_routing, list_routings, route
 
-__all__ = ["Capsules", "create_routing", "list_routings", "losses", "metrics", "nn", "route", "routing"]
+__all__ = [
+    "Capsules",
+    "create_model",
+    "create_routing",
+    "list_models",
+    "list_routings",
+    "losses",
+    "metrics",
+    "models",
+    "nn",
+    "route",
+    "routing",
+]
 
 __version__ = "0.1.0.dev0"

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["as_multi_hot", "check_class_numbers"]
+__all__ = ["as_multi_hot", "check_class_numbers", "split_labels"]
 
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
@@ -41,3 +41,34 @@ def as_multi_hot(labels: Tensor, n_classes: int, name: str = "labels") -> Tensor
     if isinstance(labels, Tensor) and labels.dim() != 1:
         raise ValueError(f"{name} must be [B] class numbers or [B, classes] zeros and ones, got {list(labels.shape)}")
     return F.one_hot(check_class_numbers(labels, n_classes, name), n_classes)
+
+
+def split_labels(labels: Tensor, n_classes: int, n_objects: int = 1, name: str = "labels") -> tuple[Tensor, Tensor]:
+    """Return labels both ways: the class numbers of each image's objects, and a one for every class that is there.
+
+    An image with several objects (MultiMNIST) is labelled by their class numbers ``[B, objects]``, in the order of the
+    objects, or by zeros and ones ``[B, classes]``, from which the numbers come in rising order. Where both have the
+    same shape, whole numbers are read as class numbers.
+
+    Shapes:
+        ``[B]``, ``[B, objects]`` or ``[B, classes] ->`` numbers ``[B]`` or ``[B, objects]``, and ``[B, classes]``
+    """
+    if not isinstance(labels, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(labels).__name__}")
+    if labels.dim() == 1 and n_objects == 1:
+        return check_class_numbers(labels, n_classes, name), as_multi_hot(labels, n_classes, name)
+    if labels.dim() == 2 and labels.shape[1] == n_objects > 1 and labels.dtype in INTEGERS:
+        numbers = check_class_numbers(labels, n_classes, name)
+        return numbers, F.one_hot(numbers, n_classes).amax(1)
+    if labels.dim() == 2 and labels.shape[1] == n_classes:
+        hot = as_multi_hot(labels, n_classes, name)
+        counts = hot.sum(1)
+        if not torch.compiler.is_compiling() and not hot.is_meta and bool((counts != n_objects).any()):
+            found = int(counts[counts != n_objects][0])
+            raise ValueError(f"{name} must name {n_objects} of {n_classes} classes for each image, got one with {found}")
+        numbers = hot.topk(n_objects, dim=1).indices.sort(1).values
+        return (numbers[:, 0] if n_objects == 1 else numbers), hot
+    wanted = "[B]" if n_objects == 1 else f"[B, {n_objects}]"
+    raise ValueError(
+        f"{name} must be class numbers {wanted} or zeros and ones [B, {n_classes}], got {list(labels.shape)}"
+    )

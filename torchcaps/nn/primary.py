@@ -1,5 +1,6 @@
 """The first capsules: a convolution whose channels are read as poses."""
 
+import math
 from typing import Literal
 
 import torch.nn.functional as F
@@ -28,6 +29,8 @@ class PrimaryCapsules(nn.Module):
         activation: ``"squash"`` (Sabour 2017), ``"exp_squash"`` (Chen 2019), ``"layer_norm"`` with a learned
             gain (Tsai 2020), ``"capsule"``: an affine map for each type, then tanh (Choi 2019), ``"none"``
             (Hinton 2018), or a module.
+        scale: of the features, before the convolution: ``s = scale W x + b``. The authors' code of Sabour 2017 routes
+            the one input to all types alike, which makes it ``1 / types``.
         activations: give each capsule an activation: a second convolution and a sigmoid (Hinton 2018).
 
     Shapes:
@@ -50,12 +53,16 @@ class PrimaryCapsules(nn.Module):
         bias: bool = True,
         relu: bool = False,
         activation: ActivationName | nn.Module = "squash",
+        scale: float = 1.0,
         activations: bool = False,
     ) -> None:
         super().__init__()
         self.types, self.dim = as_count(types, "types"), as_count(dim, "dim")
         self.padding: Pair | Literal["same"] = as_padding(padding)
         self.relu = relu
+        if isinstance(scale, bool) or not isinstance(scale, int | float) or not 0 < scale < math.inf:
+            raise ValueError(f"scale must be a number over 0, got {scale!r}")
+        self.scale = scale
         self.kernel_size, self.stride = as_pair(kernel_size, "kernel_size"), as_pair(stride, "stride")
         as_count(in_channels, "in_channels")
         self.pose = nn.Conv2d(in_channels, types * dim, self.kernel_size, self.stride, bias=bias)
@@ -74,6 +81,8 @@ class PrimaryCapsules(nn.Module):
                 f"kernel_size must fit into the features, got {kernel[0]}x{kernel[1]} for {grid[0]}x{grid[1]} "
                 f"padded to {padded[0]}x{padded[1]}"
             )
+        if self.scale != 1:
+            features = features * self.scale
         if any((top, bottom, left, right)):
             features = F.pad(features, (left, right, top, bottom))
         channels = self.pose(features)

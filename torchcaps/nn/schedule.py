@@ -1,6 +1,6 @@
 """In which order a stack of capsule layers iterates."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Literal, cast
 
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ class CapsuleStack(nn.Module):
     With one iteration both are the same; the first layer is the same for any number.
 
     Args:
-        layers: `DenseCapsules` and `ConvCapsules`, the lowest first. To step concurrently they must have the same
+        layers: `DenseCapsules` and `ConvCapsules`, the lowest first, or a dictionary of them by name. To step concurrently they must have the same
             number of iterations, and their gradients must flow through all of them: the layer above never reads
             the last one.
         schedule: see above.
@@ -34,16 +34,19 @@ class CapsuleStack(nn.Module):
     """
 
     def __init__(
-        self, layers: Iterable[CapsuleLayer], schedule: Literal["concurrent", "sequential"] = "concurrent"
+        self,
+        layers: Iterable[CapsuleLayer] | Mapping[str, CapsuleLayer],
+        schedule: Literal["concurrent", "sequential"] = "concurrent",
     ) -> None:
         super().__init__()
         if not isinstance(layers, Iterable):
             raise TypeError(f"layers must be a list of capsule layers, got {type(layers).__name__}")
-        layers = list(layers)
-        for layer in layers:
+        named = isinstance(layers, Mapping)
+        layers = dict(layers) if named else dict(enumerate(layers))
+        for layer in layers.values():
             if not isinstance(layer, CapsuleLayer):
                 raise TypeError(f"layers must be DenseCapsules or ConvCapsules, got {type(layer).__name__}")
-        self.layers = nn.ModuleList(layers)
+        self.layers = nn.ModuleDict(layers) if named else nn.ModuleList(layers.values())
         self.schedule = schedule
         if schedule not in ("concurrent", "sequential"):
             raise ValueError(f"schedule must be 'concurrent' or 'sequential', got {schedule!r}")
@@ -69,7 +72,8 @@ class CapsuleStack(nn.Module):
         return f"schedule={self.schedule!r}"
 
     def _capsule_layers(self) -> list[CapsuleLayer]:
-        return cast(list[CapsuleLayer], list(self.layers))
+        layers = self.layers.values() if isinstance(self.layers, nn.ModuleDict) else self.layers
+        return cast(list[CapsuleLayer], list(layers))
 
     def forward(
         self, capsules: Capsules | Tensor, trace: bool = False
@@ -85,7 +89,7 @@ class CapsuleStack(nn.Module):
 
     def _sequential(self, capsules: Capsules, trace: bool) -> tuple[Capsules, tuple[Trace, ...]]:
         traces = []
-        for layer in self.layers:
+        for layer in self._capsule_layers():
             if trace:
                 capsules, states = layer(capsules, trace=True)
                 traces.append(states)

@@ -43,6 +43,7 @@ class Attention(Routing):
     couples = "children"
     slots = "type"
     vote_bias = True
+    presence = "normalized"
 
     residual: bool = False
     dropout: float = 0.5

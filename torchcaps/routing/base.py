@@ -3,11 +3,7 @@
 A new routing is one file in this folder with one subclass of `Routing`. Registering is what subclassing does.
 """
 
-import dataclasses
-import difflib
-import math
 import re
-import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -16,6 +12,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.capsules import Capsules
+from torchcaps.fields import check_fields, known_name, refuse_unknown
 from torchcaps.votes import Votes, Wiring
 
 __all__ = ["Coefficient", "Geometry", "Routing", "State", "Trace", "iterate"]
@@ -126,6 +123,8 @@ class Routing:
         slots, competition: how the layer wires children to votes; see `torchcaps.votes.Wiring`.
         vote_bias: whether votes have a bias for each slot and parent.
         iterations: steps of the loop; iterative algorithms make it a field.
+        presence: what tells that a parent is there: its ``"length"``, its ``"normalized"`` length (over ``sqrt(D)``), its
+            ``"activation"``, or ``None``: nothing does, and a model needs a classifier on top.
         dropout: of the input capsules. residual: whether the children are added to the parents.
     """
 
@@ -134,6 +133,7 @@ class Routing:
     couples: ClassVar[Literal["parents", "children"] | None] = "parents"
     slots: ClassVar[Literal["capsule", "type"]] = "capsule"
     vote_bias: ClassVar[bool] = False
+    presence: ClassVar[Literal["length", "normalized", "activation"] | None] = "length"
     # No annotations: algorithms that leave these to their user declare them as fields.
     competition = "local"
     iterations = 1
@@ -150,8 +150,7 @@ class Routing:
         REGISTRY[cls.name()] = cls
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            _check_field(self, field.name, typing.get_type_hints(type(self))[field.name])
+        check_fields(self)
         if self.iterations < 1:
             raise ValueError(f"{type(self).__name__}: iterations must be 1 or more, got {self.iterations}")
 
@@ -219,16 +218,8 @@ def create_routing(name: str, **fields: Any) -> Routing:
     >>> create_routing("dynamic", iterations=2)
     Dynamic(iterations=2, gradient='full', leak=False, prior=False, bias=False)
     """
-    if not isinstance(name, str):
-        raise TypeError(f"routing must be the name of one, got {name!r}")
-    if name not in REGISTRY:
-        near = difflib.get_close_matches(name.lower(), REGISTRY, n=3, cutoff=0.4) or sorted(REGISTRY)
-        raise ValueError(f"routing must be the name of one, got {name!r}: did you mean {_listed(near)}?")
-    cls = REGISTRY[name]
-    known = [field.name for field in dataclasses.fields(cls)]
-    for field in fields:
-        if field not in known:
-            raise ValueError(f"{cls.__name__} has no field {field!r}: it has {_listed(known)}")
+    cls = REGISTRY[known_name(name, REGISTRY, "routing")]
+    refuse_unknown(cls, fields)
     return cls(**fields)
 
 
@@ -242,37 +233,3 @@ def as_routing(value: Routing | str, name: str = "routing") -> Routing:
     if type(value).step is Routing.step:
         raise TypeError(f"{name} must be an algorithm, and {type(value).__name__} defines no step()")
     return value
-
-
-def _check_field(owner: Routing, name: str, kind: Any) -> None:
-    """Hold a field against its annotation: a choice out of a Literal, a whole number, a number, a truth value."""
-    value = getattr(owner, name)
-    if typing.get_origin(kind) is Literal:
-        choices = typing.get_args(kind)
-        if value not in choices:
-            raise ValueError(f"{type(owner).__name__}: {name} must be {_listed(choices)}, got {value!r}")
-        return
-    kinds = typing.get_args(kind) or (kind,)
-    if not set(kinds) <= {bool, int, float, type(None)}:
-        return  # the routing's own business
-    allowed = (*kinds, int) if float in kinds else kinds
-    if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in kinds):
-        words = {bool: "True or False", int: "a whole number", float: "a number"}
-        wanted = " or ".join(words.get(kind, "None") for kind in kinds)
-        raise TypeError(f"{type(owner).__name__}: {name} must be {wanted}, got {value!r}")
-
-
-def check_range(owner: Routing, name: str, least: float, most: float = math.inf, strict: bool = False) -> None:
-    """Raise where a number of a routing is out of range, NaN or, unless ``most`` allows it, infinite."""
-    value = getattr(owner, name)
-    if value is None or (least < value <= most if strict else least <= value <= most):
-        return
-    bounds = f"over {least:g}" if strict else f"{least:g} or more"
-    bounds += "" if most == math.inf else f" and at most {most:g}"
-    raise ValueError(f"{type(owner).__name__}: {name} must be {bounds}, got {value}")
-
-
-def _listed(names: Any) -> str:
-    """Return names as a person would list them."""
-    quoted = [repr(name) for name in names]
-    return quoted[0] if len(quoted) == 1 else ", ".join(quoted[:-1]) + " or " + quoted[-1]

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from torchcaps.capsules import Capsules
-from torchcaps.routing.base import Coefficient, Geometry, Routing, State, check_range
+from torchcaps.fields import check_range
+from torchcaps.routing.base import Coefficient, Geometry, Routing, State
 from torchcaps.routing.gaussian import COSTS, child_activations, fit_gaussian, inverse_temperature
 from torchcaps.votes import Votes, Wiring
 
@@ -49,6 +50,7 @@ class EM(Routing):
 
     paper = "Hinton 2018"
     equation = "Procedure 1"
+    presence = "activation"
 
     iterations: int = 2
     competition: Literal["local", "global"] = "local"

@@ -43,6 +43,7 @@ class InvertedAttention(Routing):
 
     paper = "Tsai 2020"
     equation = "Procedure 1, eq. 1 to 4"
+    presence = None  # every pose has the length that LayerNorm gives it
 
     iterations: int = 2
     scale: bool = True

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from torchcaps.activations import squash
 from torchcaps.capsules import Capsules, as_capsules
+from torchcaps.fields import check_range
 from torchcaps.labels import as_multi_hot
-from torchcaps.routing.base import Coefficient, Geometry, Routing, State, check_range
+from torchcaps.routing.base import Coefficient, Geometry, Routing, State
 from torchcaps.votes import Votes
 
 __all__ = ["Quadratic", "RoutingDivergence"]

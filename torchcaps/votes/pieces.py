@@ -78,16 +78,23 @@ def make_pieces(plan: Plan, pose: Tensor, weight: Tensor, bias: Tensor | None) -
 def reduce_votes(
     reduction: type[Reduction], plan: Plan, pose: Tensor, weight: Tensor, bias: Tensor | None, *arguments: Tensor
 ) -> Tensor:
-    """Return the reduction of all votes."""
+    """Return the reduction of all votes.
+
+    What lasts is there before the first piece: results kept between the temporaries of the pieces would leave holes
+    in the heap that nothing fits into, and it grew to several times what was in use.
+    """
     total: Tensor | None = None
-    results = []
+    if reduction.slotted_result:
+        total = pose.new_empty(pose.shape[0], *plan.wiring.sites, plan.wiring.n_slots, weight.shape[-2])
     for piece in make_pieces(plan, pose, weight, bias):
         result = reduction.result(piece.votes, *piece.cut_slotted(reduction, arguments))
         if reduction.slotted_result:
-            results.append(result)
+            assert total is not None
+            piece.cut(total).copy_(result)
         else:
             total = result if total is None else total.add_(result)
-    return torch.cat(results, dim=-2) if total is None else total
+    assert total is not None
+    return total
 
 
 def reduce_gradients(

@@ -1,0 +1,54 @@
+"""The models of the papers and their baselines, by name.
+
+>>> import torch, torchcaps
+>>> model = torchcaps.create_model("sabour2017_mnist", classes=3)
+>>> model(torch.rand(2, 1, 28, 28)).scores.shape
+torch.Size([2, 3])
+"""
+
+from torchcaps.models import practical  # noqa: F401: names its models
+from torchcaps.models.baselines import ChenCNN, FlatCNN, PooledCNN, ResNet18, TsaiCNN, TsaiDiverseCNN
+from torchcaps.models.chen2019 import Chen2019, Chen2019Dynamic, Chen2019Multi
+from torchcaps.models.choi2019 import Choi2019
+from torchcaps.models.hinton2018 import Hinton2018
+from torchcaps.models.network import CapsuleNetwork, ConvNetwork, Network
+from torchcaps.models.output import Output
+from torchcaps.models.recipe import LossChoice, Objective, OptimizerChoice, Recipe
+from torchcaps.models.registry import create_model, list_models, register
+from torchcaps.models.sabour2017 import Sabour2017
+from torchcaps.models.spec import CapsuleSpec, ModelSpec
+from torchcaps.models.tsai2020 import Tsai2020, Tsai2020Diverse, Tsai2020Dynamic, Tsai2020EM
+from torchcaps.models.yang2021 import Yang2021
+
+__all__ = [
+    "CapsuleNetwork",
+    "CapsuleSpec",
+    "Chen2019",
+    "Chen2019Dynamic",
+    "Chen2019Multi",
+    "ChenCNN",
+    "Choi2019",
+    "ConvNetwork",
+    "FlatCNN",
+    "Hinton2018",
+    "LossChoice",
+    "ModelSpec",
+    "Network",
+    "Objective",
+    "OptimizerChoice",
+    "Output",
+    "PooledCNN",
+    "Recipe",
+    "ResNet18",
+    "Sabour2017",
+    "Tsai2020",
+    "Tsai2020Diverse",
+    "Tsai2020Dynamic",
+    "Tsai2020EM",
+    "TsaiCNN",
+    "TsaiDiverseCNN",
+    "Yang2021",
+    "create_model",
+    "list_models",
+    "register",
+]

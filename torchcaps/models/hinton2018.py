@@ -1,0 +1,89 @@
+"""Matrix capsules with EM routing: Hinton, Sabour, Frosst 2018."""
+
+from dataclasses import dataclass, replace
+
+from torchcaps.models.layers import Layers
+from torchcaps.models.network import CapsuleNetwork
+from torchcaps.models.recipe import LossChoice, OptimizerChoice, Recipe
+from torchcaps.models.registry import register
+from torchcaps.models.schedules import Exponential
+from torchcaps.models.spec import CapsuleSpec, Image
+from torchcaps.routing import EM, Routing
+
+__all__ = ["Hinton2018", "add_class_capsules"]
+
+
+def add_class_capsules(layers: Layers, classes: int, dim: int, routing: Routing) -> None:
+    """Add the class layer of EM routing: a window over the whole grid whose places share their matrices.
+
+    Each child's place is added to its votes ("coordinate addition"), so that sharing loses no position: section 4.1.
+    """
+    if isinstance(routing, EM):
+        routing = replace(routing, coordinates=True)
+    layers.conv_capsules(
+        "class", classes, dim, kernel=layers.grid, routing=routing, pose="matrix", weights="type"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hinton2018(CapsuleSpec):
+    """The smallNORB network of matrix capsules: Hinton 2018, figure 1, with A = B = C = D = 32.
+
+    =========  =============================================  ==================
+    layer      smallNORB                                      out
+    =========  =============================================  ==================
+    conv1      5x5 stride 2, A channels, ReLU                 32 x 14 x 14
+    primary    1x1, B poses of 4x4 and B activations          14 x 14 x 32 x 16
+    caps1      3x3 stride 2, C types                          6 x 6 x 32 x 16
+    caps2      3x3, D types                                   4 x 4 x 32 x 16
+    class      the whole grid, shared matrices, coordinates   5 x 16
+    =========  =============================================  ==================
+
+    316,394 parameters with one image of a stereo pair, 67,154 with A = 64, B = 8 and C = D = 16;
+    ``image=(2, 32, 32)`` takes both images of a pair.
+
+    Args:
+        width: A. primary_types: B. types: C and D.
+        dim: a square number; 16 is a 4x4 pose.
+
+    Deviation: competition is over the types within one receptive field, as in most code, and not over all parents of a
+    child (``routing=EM(2, competition="global")``), for memory.
+    """
+
+    paper = "Hinton 2018"
+    presets = ("paper",)
+
+    image: Image = (1, 32, 32)
+    classes: int = 5
+    routing: Routing | str = EM(2)
+    width: int = 32
+    primary_types: int = 32
+    types: int = 32
+    dim: int = 16
+    hidden: tuple[int, ...] = (512, 1024)
+
+    def network(self) -> CapsuleNetwork:
+        """Build the layers of the table."""
+        routing = self.algorithm
+        layers = self.layers()
+        layers.conv("conv1", self.width, 5, stride=2)
+        layers.relu()
+        layers.primary(self.primary_types, self.dim, 1, activation="none", activations=True)
+        layers.conv_capsules("caps1", self.types, self.dim, 3, stride=2, routing=routing, pose="matrix")
+        layers.conv_capsules("caps2", self.types, self.dim, 3, routing=routing, pose="matrix")
+        add_class_capsules(layers, self.classes, self.dim, routing)
+        return CapsuleNetwork(self, layers, self.head, decoder=self.hidden if self.reconstruction else None)
+
+    def recipe(self) -> Recipe:
+        """Adam at 0.003, times 0.96 for every 20,000 steps, weight decay 2e-7: the authors, on OpenReview."""
+        return Recipe(
+            loss=self.fitting(LossChoice("spread", margin="sigmoid")),
+            optimizer=OptimizerChoice("adam", 3e-3, weight_decay=2e-7),
+            schedule=Exponential(0.96, 20_000),
+            batch_size=64,
+            steps=300_000,
+            note="the paper does not say how long it trains; 300,000 steps are ours",
+        )
+
+
+register("hinton2018_smallnorb", Hinton2018(), data="smallnorb", augmentation="hinton2018.smallnorb")

@@ -1,0 +1,167 @@
+"""What training a model takes of memory, told before anything runs.
+
+Two training steps of the model's twin run on the meta device, where tensors have shapes but no numbers. Every tensor is
+noted at its birth and its death, and a model of the C library's heap is led through the same births and deaths.
+"""
+
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from torchcaps.models.heap import Heap
+from torchcaps.models.meta import meta_twin
+from torchcaps.nn.layers import CapsuleLayer
+from torchcaps.nn.sizes import as_count
+
+if TYPE_CHECKING:
+    from torchcaps.models.network import Network
+
+__all__ = ["TrainingMemory", "estimate_memory"]
+
+# On the CPU a convolution copies what it reads and writes into its kernel's own layout.
+CONVOLUTIONS = {torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default}
+
+
+@dataclass(frozen=True)
+class TrainingMemory:
+    """The bytes that training takes at its highest.
+
+    Args:
+        weights: parameters and buffers.
+        optimizer: what it keeps beside them.
+        step: the most that tensors take at once in a step: the batch, what backward keeps, gradients.
+        total: what the process holds for all of these, with the holes in its heap.
+        votes: all vote tensors of the batch, were they stored.
+    """
+
+    weights: int
+    optimizer: int
+    step: int
+    total: int
+    votes: int
+
+
+class _Births(TorchDispatchMode):
+    """Notes every tensor that is made while it is on: (number, bytes) at its birth, (number, None) at its death."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.events: list[tuple[int, int | None]] = []
+        self._n_seen = 0
+        self._known: dict[int, weakref.ref[Any]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                self.see(tensor)
+        if func in CONVOLUTIONS:
+            copies = [self._birth(_bytes(x)) for x in tree_leaves((args, result)) if isinstance(x, Tensor)]
+            self.events += [(number, None) for number in copies]
+        return result
+
+    def _birth(self, size: int) -> int:
+        self._n_seen += 1
+        self.events.append((self._n_seen, size))
+        return self._n_seen
+
+    def see(self, tensor: Tensor) -> None:
+        """Note a tensor's storage, once."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._known:
+            return
+        number = self._birth(storage.nbytes())
+
+        def forget(_: Any) -> None:
+            self.events.append((number, None))
+            del self._known[key]
+
+        self._known[key] = weakref.ref(storage, forget)
+
+    def ignore(self, tensor: Tensor) -> None:
+        """Leave out a tensor that was there before."""
+        storage = tensor.untyped_storage()
+        self._known[storage._cdata] = weakref.ref(storage)
+
+
+def estimate_memory(
+    model: "Network", batch: int, streamed: bool | Literal["auto"] | None = None
+) -> TrainingMemory:
+    """Return what training takes with batches of this size, with the optimiser of the model's recipe.
+
+    It is that of the CPU; an accelerator's own copies and workspaces are another matter.
+
+    Args:
+        model: on any device, the meta device included.
+        batch: images in a batch.
+        streamed: how its capsule layers keep votes; by default as they are set.
+    """
+    as_count(batch, "batch")
+    twin = meta_twin(model).train()
+    for layer in twin.modules():
+        if isinstance(layer, CapsuleLayer) and streamed is not None:
+            layer.streamed = streamed
+    births = _run_step(twin, batch)
+    parameters = [_bytes(parameter) for parameter in twin.parameters()]
+    n_states = model.recipe.optimizer.n_states
+    heap = Heap()
+    for size in [*parameters, *map(_bytes, twin.buffers())]:
+        heap.take(size)
+    for step in range(2):
+        left = heap.replay(births)  # the gradients, which the next step drops at its start
+        if step == 0:
+            for size in parameters:
+                for _ in range(n_states):
+                    heap.take(size)
+        for size in parameters:  # the optimiser goes from one to the next, with a temporary of its size
+            heap.give_back(heap.take(size))
+        for number in left:
+            heap.give_back(number)
+    return TrainingMemory(
+        weights=sum(parameters) + sum(map(_bytes, twin.buffers())),
+        optimizer=n_states * sum(parameters),
+        step=_most_at_once(births),
+        total=heap.most,
+        votes=model.summary().votes * batch * next(twin.parameters()).element_size(),
+    )
+
+
+def _run_step(twin: "Network", batch: int) -> list[tuple[int, int | None]]:
+    """Run a step, forward and backward; return the births and deaths of its tensors."""
+    n_objects = twin.n_objects or 1
+    labels = torch.zeros((batch,) if n_objects == 1 else (batch, n_objects), dtype=torch.int64, device="meta")
+    births = _Births()
+    for tensor in (*twin.parameters(), *twin.buffers(), labels):
+        births.ignore(tensor)
+    with births:
+        images = torch.empty(batch, *twin.spec.image, dtype=next(twin.parameters()).dtype, device="meta")
+        output = twin(images, labels)
+        targets = images if n_objects == 1 else images.unsqueeze(1).expand(-1, n_objects, -1, -1, -1)
+        loss = twin.loss()(output, labels, targets)
+        del output
+        loss.backward()
+        del loss, targets, images
+    return births.events.copy()
+
+
+def _most_at_once(events: list[tuple[int, int | None]]) -> int:
+    sizes: dict[int, int] = {}
+    now = most = 0
+    for number, size in events:
+        if size is None:
+            now -= sizes.pop(number)
+        else:
+            sizes[number] = size
+            now += size
+            most = max(most, now)
+    return most
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

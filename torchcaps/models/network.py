@@ -1,0 +1,158 @@
+"""The two kinds of network that every model is: capsules over a convolutional front, or a plain convolutional one."""
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from torchcaps.capsules import Capsules, require_float
+from torchcaps.labels import as_multi_hot, split_labels
+from torchcaps.models.heads import HeadName, make_head
+from torchcaps.models.layers import Layers
+from torchcaps.models.output import Output
+from torchcaps.models.recipe import Recipe
+from torchcaps.models.summary import Summary, summarize
+from torchcaps.nn import CapsuleStack, Decoder
+
+if TYPE_CHECKING:
+    from torchcaps.models.spec import ModelSpec
+
+__all__ = ["CapsuleNetwork", "ConvNetwork", "Network"]
+
+
+class Network(nn.Module, ABC):
+    """What all models share: images in, one `Output` out, and a recipe to train by.
+
+    Attributes:
+        spec: the choice that the model was built from.
+        recipe: what it is trained with by default.
+        name: its name in `torchcaps.list_models`, or that of its spec.
+    """
+
+    def __init__(self, spec: "ModelSpec", layers: Layers, n_objects: int | None = 1) -> None:
+        super().__init__()
+        self.spec = spec
+        self.name = type(spec).__name__
+        self.recipe: Recipe = spec.recipe()
+        self.n_objects = n_objects
+        self.front = nn.Sequential()
+        for name, module in layers.front.items():
+            self.front.add_module(name, module)
+
+    @property
+    def n_parameters(self) -> int:
+        """The number of trainable parameters."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    @abstractmethod
+    def forward(self, images: Tensor, labels: Tensor | None = None, trace: bool = False) -> Output:
+        """Make an `Output` of images."""
+
+    def summary(self) -> Summary:
+        """Return the table of layers: shapes, parameters, multiply-adds."""
+        return summarize(self)
+
+    def __repr__(self) -> str:
+        return str(self.summary())
+
+    def loss(self) -> nn.Module:
+        """Build the loss of the recipe: ``loss(output, labels, targets)``."""
+        return self.recipe.loss.make(self.n_objects or 1)
+
+    def _enter(self, images: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Check what comes in at the door; return images in the model's dtype, and class numbers to decode by."""
+        require_float(images, "images")
+        channels, height, width = self.spec.image
+        if images.dim() != 4 or tuple(images.shape[1:]) != self.spec.image:
+            raise ValueError(
+                f"images must be [B, {channels}, {height}, {width}], got {list(images.shape)}: "
+                f"create_model(..., image=(channels, height, width)) builds the model for another size"
+            )
+        if labels is not None:
+            if not isinstance(labels, Tensor):
+                raise TypeError(f"labels must be a tensor, got {type(labels).__name__}")
+            if labels.dim() == 0 or labels.shape[0] != images.shape[0]:
+                raise ValueError(f"labels must be one for each of {images.shape[0]} images, got {list(labels.shape)}")
+            if self.n_objects is None:
+                as_multi_hot(labels, self.spec.classes)  # any number of them: nothing to decode, only to check
+                labels = None
+            else:
+                labels = split_labels(labels, self.spec.classes, self.n_objects)[0]
+        return images.to(next(self.parameters()).dtype), labels
+
+
+class CapsuleNetwork(Network):
+    """A convolutional front, primary capsules, capsule layers, and scores read off the class capsules.
+
+    Args:
+        spec: what it is built from.
+        layers: its layers, the last of them the class capsules.
+        head: how class capsules are scored.
+        schedule: of `torchcaps.nn.CapsuleStack`.
+        decoder: widths of the decoder's hidden layers; ``None`` for no decoder.
+        n_objects: objects in each image, each decoded by itself; ``None``: any number, and no decoder.
+    """
+
+    def __init__(
+        self,
+        spec: "ModelSpec",
+        layers: Layers,
+        head: HeadName,
+        *,
+        schedule: Any = "sequential",
+        decoder: tuple[int, ...] | None = None,
+        n_objects: int | None = 1,
+    ) -> None:
+        super().__init__(spec, layers, n_objects)
+        self.capsules = CapsuleStack(layers.capsules, schedule)
+        self.head = make_head(head, layers.dim)
+        self.decoder = None if decoder is None else Decoder(spec.classes, layers.dim, spec.image, decoder)
+
+    def forward(self, images: Tensor, labels: Tensor | None = None, trace: bool = False) -> Output:
+        """Make class capsules of images, and scores and reconstructions of those.
+
+        In training the decoder is given the capsules that the labels name; otherwise, or without labels, those that are
+        predicted (`decode` takes any). With ``trace`` the output holds every layer's couplings at every iteration.
+        """
+        images, numbers = self._enter(images, labels)
+        primary = self.front(images)
+        traces = None
+        if trace:
+            capsules, traces = self.capsules(primary, trace=True)
+        else:
+            capsules = self.capsules(primary)
+        classes = capsules.flatten()
+        scores = self.head(classes)
+        reconstruction = None
+        if self.decoder is not None:
+            reconstruction = self._decode(classes, scores, numbers if self.training else None)
+        return Output(scores, classes, reconstruction, traces)
+
+    def _decode(self, classes: Capsules, scores: Tensor, numbers: Tensor | None) -> Tensor:
+        assert self.decoder is not None
+        if numbers is None:
+            n_objects = self.n_objects or 1
+            numbers = scores.argmax(-1) if n_objects == 1 else scores.topk(n_objects, dim=-1).indices
+        return self.decoder(classes, numbers)
+
+    def decode(self, capsules: Capsules | Tensor, labels: Tensor | None = None) -> Tensor:
+        """Decode class capsules by any labels, whatever the mode; without labels by what they predict.
+
+        Shapes:
+            capsules ``[B, classes, D]``, labels ``[B]`` or ``[B, K] -> [B, C, H, W]`` or ``[B, K, C, H, W]``
+        """
+        if self.decoder is None:
+            raise ValueError(f"{self.name} was built without a decoder: create_model(..., reconstruction=True)")
+        classes = Capsules(capsules) if isinstance(capsules, Tensor) else capsules
+        if labels is not None:
+            return self.decoder(classes, labels)
+        return self._decode(classes, self.head(classes), None)
+
+
+class ConvNetwork(Network):
+    """A plain convolutional network: images to logits. The papers' baselines."""
+
+    def forward(self, images: Tensor, labels: Tensor | None = None, trace: bool = False) -> Output:
+        """Make logits of images. There is nothing to decode and nothing to trace."""
+        images, _ = self._enter(images, labels)
+        return Output(self.front(images), trace=() if trace else None)

@@ -1,0 +1,42 @@
+"""Networks for people rather than papers: small enough to start from."""
+
+from torchcaps.models.recipe import OptimizerChoice
+from torchcaps.models.registry import register
+from torchcaps.models.sabour2017 import Sabour2017
+from torchcaps.models.schedules import OneCycle
+from torchcaps.models.tsai2020 import Tsai2020
+from torchcaps.routing import Dynamic, InvertedAttention
+
+__all__: list[str] = []
+
+# CapsNet with a quarter of the channels and of the types: trains in a minute or two on two cores.
+register(
+    "capsnet_small",
+    Sabour2017(width=64, types=8, routing=Dynamic(3), hidden=(256, 512)),
+    data="digits",
+    augmentation="sabour2017.mnist",
+    optimizer=OptimizerChoice("adam", 3e-3),
+    schedule=OneCycle(),
+    batch_size=64,
+    steps=None,
+    epochs=12,
+)
+# For photographs: a ResNet that leaves a grid of 16x16 for 64x64 images, and few, narrow capsules.
+register(
+    "capsnet_images",
+    Tsai2020(
+        image=(3, 64, 64),
+        backbone="resnet",
+        stages=((32, 2), (64, 2)),
+        width=128,
+        blocks=2,
+        types=16,
+        routing=InvertedAttention(2),
+    ),
+    data="folder",
+    augmentation="tsai2020.cifar10",
+    optimizer=OptimizerChoice("adam", 2e-3, weight_decay=0.0),
+    schedule=OneCycle(),
+    batch_size=64,
+    epochs=30,
+)

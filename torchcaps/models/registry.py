@@ -1,0 +1,68 @@
+"""The models by name."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from torchcaps.fields import known_name, refuse_unknown
+from torchcaps.models.network import Network
+from torchcaps.models.recipe import Recipe
+from torchcaps.models.spec import ModelSpec
+
+__all__ = ["REGISTRY", "Entry", "create_model", "list_models", "register"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A named model.
+
+    Args:
+        name: what it is built by.
+        spec: its architecture and sizes.
+        published: the number of parameters that its paper prints, as printed; empty where it prints none.
+        training: what its recipe changes in that of its spec.
+    """
+
+    name: str
+    spec: ModelSpec
+    published: str
+    training: dict[str, Any]
+
+    def recipe(self, spec: ModelSpec) -> Recipe:
+        """Return the recipe for this model, with a spec that may have been changed."""
+        return dataclasses.replace(spec.recipe(), **self.training)
+
+
+REGISTRY: dict[str, Entry] = {}
+
+
+def register(name: str, spec: ModelSpec, published: str = "", **training: Any) -> None:
+    """Give a model a name."""
+    if name in REGISTRY:
+        raise ValueError(f"a model named {name!r} exists already")
+    REGISTRY[name] = Entry(name, spec, published, training)
+
+
+def list_models() -> list[str]:
+    """Return the names of all models, paper by paper.
+
+    >>> "sabour2017_mnist" in list_models()
+    True
+    """
+    return sorted(REGISTRY)
+
+
+def create_model(name: str, **changes: Any) -> Network:
+    """Build a model by its name, with other values for any of its fields.
+
+    >>> from torchcaps.routing import EM
+    >>> model = create_model("sabour2017_mnist", image=(3, 32, 32), classes=5, routing=EM(2), reconstruction=False)
+    >>> model.spec.classes
+    5
+    """
+    entry = REGISTRY[known_name(name, REGISTRY, "model")]
+    refuse_unknown(type(entry.spec), changes, name)
+    spec = dataclasses.replace(entry.spec, **changes)
+    model = spec.build()
+    model.name, model.recipe = name, entry.recipe(spec)
+    return model

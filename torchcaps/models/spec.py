@@ -1,0 +1,133 @@
+"""What a model is chosen by: a frozen dataclass, whose fields are what one may change."""
+
+import dataclasses
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+
+from torchcaps.fields import check_fields
+from torchcaps.models.heads import HeadName, head_for
+from torchcaps.models.layers import ImageTooSmall, Layers
+from torchcaps.models.network import Network
+from torchcaps.models.recipe import LossChoice, Recipe
+from torchcaps.nn.sizes import as_count
+from torchcaps.routing import Routing, as_routing
+
+__all__ = ["CapsuleSpec", "Image", "ModelSpec", "Preset", "Streamed"]
+
+Image = tuple[int, int, int]
+Preset = Literal["paper", "official"]
+Streamed = Literal[True, False, "auto"]
+LARGEST_SIDE = 1024  # the search for the smallest possible image ends here
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec(ABC):
+    """An architecture with its sizes. Subclasses are the papers' nets; `build` makes the network.
+
+    Args:
+        image: ``(channels, height, width)``.
+        classes: how many.
+        preset: ``"paper"``, or ``"official"`` for what the authors' code does otherwise; each class says what that is.
+    """
+
+    paper: ClassVar[str] = ""
+    presets: ClassVar[tuple[str, ...]] = ("paper", "official")
+
+    image: Image
+    classes: int = 10
+    preset: Preset = "paper"
+
+    def __post_init__(self) -> None:
+        image = self.image
+        if not isinstance(image, tuple | list) or len(image) != 3:
+            raise ValueError(f"image must be (channels, height, width), got {image!r}")
+        names = ("image's channels", "image's height", "image's width")
+        object.__setattr__(self, "image", tuple(as_count(n, name) for n, name in zip(image, names, strict=True)))
+        check_fields(self)
+        as_count(self.classes, "classes", least=2)
+        if self.preset not in self.presets:
+            raise ValueError(
+                f"preset must be 'paper' for {type(self).__name__}, got {self.preset!r}: its authors have released no code"
+            )
+
+    @property
+    def official(self) -> bool:
+        """Whether the authors' code is followed where it differs from the paper."""
+        return self.preset == "official"
+
+    @abstractmethod
+    def network(self) -> Network:
+        """Build the network, layer by layer."""
+
+    @abstractmethod
+    def recipe(self) -> Recipe:
+        """Return what the paper trains it with."""
+
+    def build(self) -> Network:
+        """Build the network; where the image is too small for it, say which would do."""
+        try:
+            return self.network()
+        except ImageTooSmall as reason:
+            _, height, width = self.image
+            least = self._smallest()
+            raise ValueError(
+                f"image must be {least}x{least} or larger for {type(self).__name__}, got {height}x{width}: {reason}"
+            ) from None
+
+    def _smallest(self) -> int:
+        """Return the side of the smallest square image that passes through all layers."""
+        for side in range(1, LARGEST_SIDE):
+            try:
+                with torch.device("meta"):
+                    dataclasses.replace(self, image=(self.image[0], side, side)).network()
+            except ImageTooSmall:
+                continue
+            return side
+        raise ValueError(f"no image up to {LARGEST_SIDE}x{LARGEST_SIDE} fits {self}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CapsuleSpec(ModelSpec):
+    """An architecture with capsules.
+
+    Args:
+        routing: any, or the name of one. What scores the class capsules, and the loss, follow it where the paper's
+            own don't fit: activations where it has them, a shared classifier with a cross-entropy where neither
+            length nor activation tells whether a capsule is there.
+        reconstruction: with the decoder, as a regulariser and for looking.
+        streamed: of all capsule layers: ``False`` stores votes, ``True`` never does, ``"auto"`` decides by size.
+    """
+
+    routing: Routing | str = "dynamic"
+    reconstruction: bool = False
+    streamed: Streamed = "auto"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "routing", as_routing(self.routing))
+        super().__post_init__()
+
+    @property
+    def algorithm(self) -> Routing:
+        """The routing of the layers, with what the preset changes in it."""
+        return as_routing(self.routing)
+
+    @property
+    def head(self) -> HeadName:
+        """What scores the class capsules."""
+        return head_for(self.algorithm)
+
+    def layers(self) -> Layers:
+        """Start the list of layers."""
+        return Layers(self.image, self.streamed)
+
+    def fitting(self, loss: LossChoice, n_objects: int | None = 1) -> LossChoice:
+        """Return a loss that fits what the head gives: margins want 0 to 1, cross-entropies want logits."""
+        scores = loss.scores
+        if self.head == "linear":
+            scores = "cross_entropy" if n_objects == 1 else "binary"
+        elif scores in ("cross_entropy", "binary"):
+            scores = "margin"
+        return dataclasses.replace(loss, scores=scores)

@@ -1,0 +1,131 @@
+"""Routing towards discriminative power of class capsules: Yang, Li, Yu 2021."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from torchcaps.models.network import CapsuleNetwork
+from torchcaps.models.recipe import LossChoice, OptimizerChoice, Recipe
+from torchcaps.models.registry import register
+from torchcaps.models.schedules import Exponential
+from torchcaps.models.spec import CapsuleSpec, Image
+from torchcaps.nn.sizes import as_count
+from torchcaps.routing import Quadratic, Routing
+
+__all__ = ["Yang2021"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Yang2021(CapsuleSpec):
+    """CapsNet with routing by a regularised quadratic program: Yang 2021, table I.
+
+    =========  ===========================================================  ===============
+    layer      MNIST and Fashion-MNIST                                      out
+    =========  ===========================================================  ===============
+    conv1      9x9, 256 channels, ReLU (CIFAR-10: leaky)                    256 x 20 x 20
+    primary    9x9 stride 2, 32 types of 8 (CIFAR-10: 64), squash           6 x 6 x 32 x 8
+    class      all 1152 capsules; one coefficient for each and each class   10 x 16
+    decoder    160, 512, 1024, 784; none for CIFAR-10, nor in "/FC" columns 28 x 28
+    =========  ===========================================================  ===============
+
+    Weights: 8,215,568 (MNIST, Fashion-MNIST), 22,476,288 (CIFAR-10, padded as the code it follows), 9,425,664
+    (MultiMNIST). The coefficients, 1152 x 10 and so on, are buffers beside them, moved by
+    `torchcaps.routing.Quadratic.ascend` in turns with training.
+
+    Args:
+        penalty: ``"l1"`` or ``"l2"``; by default that of the routing.
+        slope: of the leaky ReLU, 0 for a plain one. The paper does not give it; 0.2 is TensorFlow's.
+        width, types, primary_dim, dim, padding, n_objects, hidden: as in `Sabour2017`.
+
+    Official: code that implements the paper (its authorship is inferred) has a ReLU before the primary squash, no
+    reconstruction, and maximises ``|squash(v)|²`` by Adam at the rate of the weights, 0.0001, with lambda 0.00001.
+
+    Deviation: coefficients start at 1 divided by the number of classes, where dynamic routing starts. At 1, as in that
+    code, the class capsules of these nets would be nearly saturated from the first step.
+    """
+
+    paper = "Yang 2021"
+
+    image: Image = (1, 28, 28)
+    routing: Routing | str = Quadratic()
+    reconstruction: bool = True
+    penalty: Literal["l1", "l2"] | None = None
+    slope: float = 0.0
+    width: int = 256
+    types: int = 32
+    primary_dim: int = 8
+    dim: int = 16
+    padding: Literal["valid", "same"] = "valid"
+    n_objects: int = 1
+    hidden: tuple[int, ...] = (512, 1024)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.penalty not in (None, "l1", "l2"):
+            raise ValueError(f"penalty must be 'l1' or 'l2', got {self.penalty!r}")
+        if self.penalty is not None and not isinstance(self.routing, Quadratic):
+            raise ValueError(f"penalty belongs to Quadratic routing, and this model's is {self.routing}")
+        if not 1 <= as_count(self.n_objects, "n_objects") <= self.classes:
+            raise ValueError(f"n_objects must be at most the number of classes, {self.classes}, got {self.n_objects}")
+
+    @property
+    def algorithm(self) -> Routing:
+        """The routing, with the penalty and what the preset changes."""
+        routing = super().algorithm
+        if not isinstance(routing, Quadratic):
+            return routing
+        if self.penalty is not None:
+            routing = replace(routing, penalty=self.penalty)
+        if self.official:
+            return replace(routing, method="adam", rate=1e-4, strength=1e-5, objective="capsule")
+        return routing
+
+    def network(self) -> CapsuleNetwork:
+        """Build the layers of the table."""
+        same = self.padding == "same"
+        layers = self.layers()
+        layers.conv("conv1", self.width, 9, padding=4 if same else 0)
+        layers.relu(self.slope)
+        layers.primary(
+            self.types, self.primary_dim, 9, stride=2, padding="same" if same else 0, relu=self.official
+        )
+        layers.dense_capsules("class", self.classes, self.dim, routing=self.algorithm)
+        decoder = self.hidden if self.reconstruction and not self.official else None
+        return CapsuleNetwork(self, layers, self.head, decoder=decoder, n_objects=self.n_objects)
+
+    def recipe(self) -> Recipe:
+        """Adam; the schedule differs from data set to data set: section V."""
+        return Recipe(
+            loss=self.fitting(LossChoice("margin"), self.n_objects),
+            optimizer=OptimizerChoice("adam", 1e-4 if self.official else 1e-3),
+            schedule=Exponential(0.96, 1000, floor=1e-3),
+            batch_size=128,
+            steps=100_000,
+        )
+
+
+register(
+    "yang2021_mnist",
+    Yang2021(),
+    data="mnist",
+    augmentation="sabour2017.mnist",
+    schedule=Exponential(0.5, 1000, floor=1e-3, staircase=True),
+    note="without reconstruction the paper takes batches of 32; it does not give the first rate or the steps",
+)
+register("yang2021_fashion_mnist", Yang2021(), data="fashion-mnist", note="the paper does not give the steps")
+register(
+    "yang2021_cifar10",
+    Yang2021(image=(3, 24, 24), types=64, slope=0.2, padding="same", reconstruction=False),
+    data="cifar10",
+    augmentation="sabour2017.cifar10",
+    schedule=Exponential(0.96, 2000, floor=1e-3),
+    steps=600_000,
+    note="settings as in Sabour 2017, a single model",
+)
+register(
+    "yang2021_multimnist",
+    Yang2021(image=(1, 36, 36), n_objects=2, reconstruction=False),
+    data="multimnist",
+    augmentation="sabour2017.multimnist",
+    schedule=Exponential(0.96, 20_000, floor=1e-3),
+    steps=200_000,
+)
