@@ -183,8 +183,12 @@ class Chen2019Dynamic(CapsuleSpec):
         layers.relu()
         activation = "none" if self.official else "squash"
         layers.primary(self.types, self.primary_dim, 9, stride=2, activation=activation)
-        layers.dense_capsules("class", self.classes, self.dim, routing=self.algorithm)
-        return CapsuleNetwork(self, layers, self.head, decoder=self.hidden if self.reconstruction else None)
+        # Official: Caffe's Xavier, as for the nets that it is compared with.
+        options = {"init": (self.primary_dim * self.classes * self.dim) ** -0.5} if self.official else {}
+        layers.dense_capsules("class", self.classes, self.dim, routing=self.algorithm, **options)
+        model = CapsuleNetwork(self, layers, self.head, decoder=self.hidden if self.reconstruction else None)
+        init.each_layer(model.front, init.caffe_xavier if self.official else init.he_normal)
+        return model
 
     def recipe(self) -> Recipe:
         """The same as for the nets it is compared with, or the released solver's."""

@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 from torch import nn
 
+from torchcaps.models.init import steady_std
 from torchcaps.nn import ConvCapsules, DenseCapsules, PrimaryCapsules
 from torchcaps.nn.layers import CapsuleLayer
 from torchcaps.nn.sizes import Pair, resolve_padding
@@ -12,6 +13,10 @@ from torchcaps.routing import Routing
 __all__ = ["ImageTooSmall", "Layers"]
 
 Padding = int | Literal["same"]
+
+# What squashed sums start from, in children's lengths: a class capsule well below 1; in between, 2 is the least with
+# which a length can pass from layer to layer without dying away (0.5 then gives 0.5).
+CLASS_GAIN, HIDDEN_GAIN = 0.7, 2.0
 
 
 class ImageTooSmall(ValueError):
@@ -117,6 +122,9 @@ class Layers:
         """Add a convolutional capsule layer."""
         grid = self.grid
         self._shrink(name, kernel, stride, padding)
+        window = (kernel, kernel) if isinstance(kernel, int) else kernel
+        gain = HIDDEN_GAIN if self.grid != (1, 1) else CLASS_GAIN
+        options.setdefault("init", steady_std(routing, self.types * window[0] * window[1], types, dim, gain))
         module = ConvCapsules(
             self.types,
             self.dim,
@@ -137,6 +145,7 @@ class Layers:
     def dense_capsules(self, name: str, parents: int, dim: int, *, routing: Routing, **options: Any) -> DenseCapsules:
         """Add a fully-connected capsule layer over all capsules of the grid."""
         children = self.types * self.grid[0] * self.grid[1]
+        options.setdefault("init", steady_std(routing, children, parents, dim, CLASS_GAIN))
         module = DenseCapsules(
             children, self.dim, parents, dim, routing=routing, streamed=self.streamed, **options
         )

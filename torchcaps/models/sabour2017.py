@@ -46,8 +46,9 @@ class Sabour2017(CapsuleSpec):
     - The primary pre-activation is divided by the number of types (one more with the leak), because the code routes
       the one input to all types alike.
     - A learned bias on ``s_j``, 160 parameters more: 8,215,728 in all.
-    - Weights from truncated normals (0.05 for conv1, 0.1 elsewhere), biases 0.1. The paper says nothing; by default
-      convolutions start as PyTorch's do and the matrices from N(0, 0.1²).
+    - Weights from truncated normals (0.05 for conv1, 0.1 elsewhere), biases 0.1. The paper says nothing of it; by default
+      convolutions start as in He 2015, and matrices so that class capsules have a length of about 0.2 for any number
+      of capsules and classes (`torchcaps.models.init.steady_std`; 0.052 for MNIST).
     - Half the mean of the margin loss over classes instead of its sum, so that reconstruction weighs 20 times as much
       with ten classes.
 
@@ -96,13 +97,15 @@ class Sabour2017(CapsuleSpec):
             padding="same" if same else 0,
             scale=1 / (self.types + leak) if self.official else 1.0,
         )
-        draw = functools.partial(init.truncated_normal_, std=0.1) if self.official else None
-        layers.dense_capsules("digit", self.classes, self.dim, routing=routing, init=draw)
+        options = {"init": functools.partial(init.truncated_normal_, std=0.1)} if self.official else {}
+        layers.dense_capsules("digit", self.classes, self.dim, routing=routing, **options)
         decoder = self.hidden if self.reconstruction else None
         model = CapsuleNetwork(self, layers, self.head, decoder=decoder, n_objects=self.n_objects)
         if self.official:
             init.each_layer(model, functools.partial(init.truncated_normal, std=0.1, bias=0.1))
-            init.each_layer(model.front.get_submodule("conv1"), functools.partial(init.truncated_normal, std=0.05, bias=0.1))
+            init.each_layer(model.front.conv1, functools.partial(init.truncated_normal, std=0.05, bias=0.1))
+        else:
+            init.each_layer(model.front, init.he_normal)
         return model
 
     def recipe(self) -> Recipe:

@@ -1,4 +1,4 @@
-"""The table of a model's layers: shapes, parameters, multiply-adds. Told on the meta device, so nothing is computed."""
+"""The table of a model's layers: shapes, parameters, multiply-adds."""
 
 import dataclasses
 import math
@@ -8,18 +8,17 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from torchcaps.capsules import Capsules
-from torchcaps.models.meta import meta_twin
-from torchcaps.nn import PrimaryCapsules
+from torchcaps.models.twin import sharing_twin
+from torchcaps.nn import CapsuleActivation, PrimaryCapsules
 from torchcaps.nn.layers import CapsuleLayer, ConvCapsules
 from torchcaps.votes import Votes
 
 if TYPE_CHECKING:
     from torchcaps.models.network import Network
 
-__all__ = ["Row", "Summary", "summarize"]
+__all__ = ["Row", "Summary", "shortened", "summarize"]
 
 
 @dataclass(frozen=True)
@@ -137,22 +136,22 @@ class _Record:
 
 
 def summarize(model: "Network") -> Summary:
-    """Run a model's twin on the meta device and write down what each layer does.
+    """Run a model's twin on one black image and write down what each layer does.
 
     The votes of a layer count once for each set of children, and a multiply-add for each number of each reduction that
     the routing asks of them; a streamed layer makes them again for every reduction, which is not counted.
     """
-    twin = meta_twin(model).eval()
+    twin = sharing_twin(model).eval()
     records: dict[str, _Record] = {}
     parts = dict(_parts(twin))
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
+    with torch.no_grad():
         for name, part in parts.items():
             records[name] = record = _Record()
             if isinstance(part, CapsuleLayer):
                 _count_votes(part, record)
             else:
-                _count_flops(part, record, counter)
-        twin(torch.empty(1, *model.spec.image, device="meta"))
+                _count_products(part, record)
+        twin(torch.zeros(1, *model.spec.image, device=next(twin.parameters()).device))
     rows = []
     before = model.spec.image
     for name, part in parts.items():
@@ -162,7 +161,8 @@ def summarize(model: "Network") -> Summary:
                 Row(name, _kind(part), record.output, parameters, record.multiply_adds, record.votes)
             )
         before = record.output
-    return Summary(f"{model.name}: {model.spec}", tuple(rows))
+    spec = shortened(model.spec, always=("image", "classes", "routing"))
+    return Summary(f"{model.name}: {spec}", tuple(rows))
 
 
 def _parts(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -178,7 +178,6 @@ def _parts(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 def _count_votes(layer: CapsuleLayer, record: _Record) -> None:
     """Have a layer of the twin count its votes, and what routing asks of them."""
-    layer.streamed = False
     make = layer.make_votes
 
     def add(count: int) -> None:
@@ -197,20 +196,32 @@ def _count_votes(layer: CapsuleLayer, record: _Record) -> None:
     layer.make_votes = make_counted  # the twin is ours alone
 
 
-def _count_flops(part: nn.Module, record: _Record, counter: FlopCounterMode) -> None:
-    """Have a part of the twin count its matrix products and convolutions."""
-    start = 0
+def _count_products(part: nn.Module, record: _Record) -> None:
+    """Have a part of the twin count the multiply-adds of what it is made of, and note its output."""
 
-    def enter(module: nn.Module, inputs: Any) -> None:
-        nonlocal start
-        start = counter.get_total_flops()
-
-    def leave(module: nn.Module, inputs: Any, output: Any) -> None:
-        record.multiply_adds += (counter.get_total_flops() - start) // 2
+    def note(module: nn.Module, inputs: Any, output: Any) -> None:
         record.output = tuple((output.pose if isinstance(output, Capsules) else output).shape[1:])
 
-    part.register_forward_pre_hook(enter)
-    part.register_forward_hook(leave)
+    def count(module: nn.Module, inputs: Any, output: Tensor) -> None:
+        record.multiply_adds += output[0].numel() * _products(module)
+
+    part.register_forward_hook(note)
+    for module in part.modules():
+        if _products(module):
+            module.register_forward_hook(count)
+
+
+def _products(module: nn.Module) -> int:
+    """Return the multiply-adds for each number that comes out of a module; 0 where they are not worth counting.
+
+    torch's own counter (``torch.utils.flop_counter``) would do, and the tests hold this against it, but it loads the
+    compiler: printing a model would take seconds.
+    """
+    if isinstance(module, nn.Conv2d):
+        return module.weight[0].numel()
+    if isinstance(module, nn.Linear):
+        return module.in_features
+    return module.matrix.shape[-1] if isinstance(module, CapsuleActivation) else 0
 
 
 def _kind(part: nn.Module) -> str:
@@ -220,7 +231,7 @@ def _kind(part: nn.Module) -> str:
     if isinstance(part, PrimaryCapsules):
         return f"primary {_window(part.kernel_size, part.stride)}, {part.types} types of {part.dim}"
     if isinstance(part, CapsuleLayer):
-        return f"{_layer_kind(part)}, {_short(part.routing)}"
+        return f"{_layer_kind(part)}, {shortened(part.routing)}"
     if isinstance(part, nn.Linear):
         return "linear"
     return type(part).__name__
@@ -237,12 +248,16 @@ def _window(kernel: Any, stride: Any) -> str:
     return window if tuple(stride) == (1, 1) else f"{window} stride {stride[0]}"
 
 
-def _short(routing: Any) -> str:
-    """Return a routing with only those fields that differ from its defaults, and its iterations."""
-    default = type(routing)()
-    shown = [
-        f"{field.name}={getattr(routing, field.name)!r}"
-        for field in dataclasses.fields(routing)
-        if field.name == "iterations" or getattr(routing, field.name) != getattr(default, field.name)
-    ]
-    return f"{type(routing).__name__}({', '.join(shown)})"
+def shortened(choice: Any, always: tuple[str, ...] = ("iterations",)) -> str:
+    """Return a dataclass as text with only those fields that differ from its defaults, and those always shown.
+
+    >>> from torchcaps.routing import Dynamic
+    >>> shortened(Dynamic(3, leak=True))
+    'Dynamic(iterations=3, leak=True)'
+    """
+    shown = []
+    for field in dataclasses.fields(choice):
+        value = getattr(choice, field.name)
+        if field.name in always or value != field.default:
+            shown.append(f"{field.name}={shortened(value) if dataclasses.is_dataclass(value) else repr(value)}")
+    return f"{type(choice).__name__}({', '.join(shown)})"

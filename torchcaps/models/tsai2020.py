@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from torchcaps.models import init
 from torchcaps.models.backbones import add_resnet
 from torchcaps.models.heads import HeadName
 from torchcaps.models.hinton2018 import add_class_capsules
@@ -120,7 +121,7 @@ class Tsai2020Dynamic(CapsuleSpec):
 
     7,992,576 (7.99M) and 31,585,536 (31.59M) parameters. With the ResNet backbone the primary convolution has stride 1;
     the printed 12.45M and 36.04M are 12,451,136 and 36,044,096, and need 256 channels in the last stage where appendix A.1
-    says 128 (6,616,128).
+    says 128 (6,616,128). Weights start as in `torchcaps.models.sabour2017.Sabour2017`; the paper does not say.
     """
 
     paper = "Tsai 2020"
@@ -140,12 +141,13 @@ class Tsai2020Dynamic(CapsuleSpec):
         """Build the layers of the table."""
         layers = self.layers()
         if self.backbone == "simple":
-            layers.conv("backbone", self.width, 9)
+            init.each_layer(layers.conv("backbone", self.width, 9), init.he_normal)
             layers.relu()
         else:
             add_resnet(layers, (*self.stages, (self.width, self.blocks)))
-        layers.primary(self.types, self.primary_dim, 9, stride=2 if self.backbone == "simple" else 1)
+        primary = layers.primary(self.types, self.primary_dim, 9, stride=2 if self.backbone == "simple" else 1)
         layers.dense_capsules("class", self.classes, self.dim, routing=self.algorithm)
+        init.each_layer(primary, init.he_normal)
         return CapsuleNetwork(self, layers, self.head, decoder=self.hidden if self.reconstruction else None)
 
     def recipe(self) -> Recipe:
@@ -259,8 +261,10 @@ class Tsai2020Diverse(CapsuleSpec):
         layers.primary(self.types, self.dim, 3, stride=2, bias=False, activation=activation)
         layers.conv_capsules("caps1", self.types, self.dim, 3, routing=routing, pose=self.pose)
         layers.dense_capsules("class", self.classes, self.dim, routing=routing, pose=self.pose)
-        schedule = _schedule(self.schedule, routing)
-        return CapsuleNetwork(self, layers, self.head, schedule=schedule, n_objects=None)
+        model = CapsuleNetwork(self, layers, self.head, schedule=_schedule(self.schedule, routing), n_objects=None)
+        if not normalized:
+            init.each_layer(model.front, init.he_normal)
+        return model
 
     def recipe(self) -> Recipe:
         """SGD at 0.1 and a binary cross-entropy; an epoch is 60,000 images, made as it goes."""

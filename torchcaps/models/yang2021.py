@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from torchcaps.models import init
 from torchcaps.models.network import CapsuleNetwork
 from torchcaps.models.recipe import LossChoice, OptimizerChoice, Recipe
 from torchcaps.models.registry import register
@@ -37,16 +38,17 @@ class Yang2021(CapsuleSpec):
         width, types, primary_dim, dim, padding, n_objects, hidden: as in `Sabour2017`.
 
     Official: code that implements the paper (its authorship is inferred) has a ReLU before the primary squash, no
-    reconstruction, and maximises ``|squash(v)|²`` by Adam at the rate of the weights, 0.0001, with lambda 0.00001.
+    reconstruction, and maximises ``|squash(v)|²`` by Adam at the rate of the weights, 0.0001, with lambda 0.00001, from coefficients of 1.
 
-    Deviation: coefficients start at 1 divided by the number of classes, where dynamic routing starts. At 1, as in that
-    code, the class capsules of these nets would be nearly saturated from the first step.
+    Deviation: the paper does not say what coefficients start from. That code's 1 means sums over all children undivided:
+    at the paper's learning rate of 0.001 one step then saturates every class capsule, and training ends there. They
+    start at 0.1 here, one over the number of classes, which is where dynamic routing starts.
     """
 
     paper = "Yang 2021"
 
     image: Image = (1, 28, 28)
-    routing: Routing | str = Quadratic()
+    routing: Routing | str = Quadratic(initial=0.1)
     reconstruction: bool = True
     penalty: Literal["l1", "l2"] | None = None
     slope: float = 0.0
@@ -76,7 +78,7 @@ class Yang2021(CapsuleSpec):
         if self.penalty is not None:
             routing = replace(routing, penalty=self.penalty)
         if self.official:
-            return replace(routing, method="adam", rate=1e-4, strength=1e-5, objective="capsule")
+            return replace(routing, method="adam", initial=1.0, rate=1e-4, strength=1e-5, objective="capsule")
         return routing
 
     def network(self) -> CapsuleNetwork:
@@ -90,7 +92,9 @@ class Yang2021(CapsuleSpec):
         )
         layers.dense_capsules("class", self.classes, self.dim, routing=self.algorithm)
         decoder = self.hidden if self.reconstruction and not self.official else None
-        return CapsuleNetwork(self, layers, self.head, decoder=decoder, n_objects=self.n_objects)
+        model = CapsuleNetwork(self, layers, self.head, decoder=decoder, n_objects=self.n_objects)
+        init.each_layer(model.front, init.he_normal)
+        return model
 
     def recipe(self) -> Recipe:
         """Adam; the schedule differs from data set to data set: section V."""

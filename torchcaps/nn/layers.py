@@ -77,7 +77,12 @@ class CapsuleLayer(nn.Module, ABC):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw weights and coefficients anew, as the routing's paper or its code does; vote biases start at 0."""
+        """Draw weights and coefficients anew, as the routing's paper or its code does; vote biases start at 0.
+
+        On the meta device there is nothing to draw, and torch would load its compiler to do so.
+        """
+        if self.weight.is_meta:
+            return
         if self._init is None:
             self.routing.init_weight(self.weight, self.geometry)
         elif callable(self._init):
@@ -132,13 +137,15 @@ class CapsuleLayer(nn.Module, ABC):
         arguments = (pose, self._slot_weight(wiring), bias, self.geometry.rows, wiring)
         return StreamedVotes(*arguments) if self._streams(pose, wiring) else DenseVotes.make(*arguments)
 
+    def streams(self, vote_bytes: int) -> bool:
+        """Return whether this layer would stream votes of that size in all."""
+        return vote_bytes > STORED_BYTES if self.streamed == "auto" else bool(self.streamed)
+
     def _streams(self, pose: Tensor, wiring: Wiring) -> bool:
-        if self.streamed != "auto":
-            return bool(self.streamed)
         n_votes = assumed_batch(pose.shape[0]) * wiring.n_slots * self.geometry.parents * self.geometry.dim
         for size in wiring.sites:
             n_votes *= size
-        return n_votes * pose.element_size() > STORED_BYTES
+        return self.streams(n_votes * pose.element_size())
 
     def p(self) -> Mapping[str, Tensor]:
         """Return the routing's coefficients by name."""

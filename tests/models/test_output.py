@@ -1,0 +1,127 @@
+"""What comes out: scores, class capsules, reconstructions by label or by prediction, traces."""
+
+import pytest
+import torch
+
+from tests.models.narrow import CAPSULE_MODELS, EVERY, batch, narrow
+from torchcaps import create_model
+from torchcaps.capsules import Capsules
+from torchcaps.models import Output
+from torchcaps.models.registry import REGISTRY
+from torchcaps.routing import EM, Attention, InvertedAttention
+
+RECONSTRUCTING = [name for name in CAPSULE_MODELS if REGISTRY[name].spec.reconstruction]  # type: ignore[attr-defined]
+
+
+@EVERY
+def test_shapes_and_a_batch_of_one(name: str) -> None:
+    model = narrow(name).eval()
+    for n_images in (1, 3):
+        output = model(batch(model, n_images)[0])
+        assert isinstance(output, Output)
+        assert output.scores.shape == (n_images, model.spec.classes)
+        assert output.trace is None
+        if name not in CAPSULE_MODELS:
+            assert output.capsules is None
+            continue
+        assert isinstance(output.capsules, Capsules)
+        assert output.capsules.pose.shape[:2] == (n_images, model.spec.classes)
+        if output.reconstruction is not None:
+            objects = () if model.n_objects == 1 else (model.n_objects,)
+            assert output.reconstruction.shape == (n_images, *objects, *model.spec.image)
+        else:
+            assert not model.spec.reconstruction  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", CAPSULE_MODELS)
+def test_scores_are_in_the_papers_meaning(name: str) -> None:
+    model = narrow(name).eval()
+    with torch.no_grad():
+        output = model(batch(model, 3)[0])
+    head = model.spec.head  # type: ignore[attr-defined]
+    if head == "length":
+        assert torch.equal(output.scores, output.capsules.length())
+    elif head == "normalized":
+        assert torch.equal(output.scores, output.capsules.length(normalized=True))
+    elif head == "activation":
+        assert output.scores is output.capsules.activation
+    else:
+        assert torch.equal(output.scores, model.head.linear(output.capsules.pose)[..., 0])
+    if head != "linear":
+        assert 0 <= float(output.scores.min())
+        assert float(output.scores.max()) < 1
+
+
+@pytest.mark.parametrize("name", CAPSULE_MODELS)
+def test_the_trace_has_every_layer_and_iteration(name: str) -> None:
+    model = narrow(name).eval()
+    images = batch(model, 2)[0]
+    output = model(images, trace=True)
+    layers = list(model.capsules.layers.values())
+    assert len(output.trace) == len(layers)
+    for layer, trace in zip(layers, output.trace, strict=True):
+        assert len(trace.couplings) == layer.routing.iterations
+        for coupling in trace.couplings:
+            assert coupling.shape[0] == 2
+            assert coupling.shape[-1] == layer.geometry.parents
+    assert torch.equal(output.scores, model(images).scores)
+
+
+@pytest.mark.parametrize("name", RECONSTRUCTING)
+def test_decoding_is_by_label_in_training_and_by_prediction_otherwise(name: str) -> None:
+    model = narrow(name, **({"routing": Attention(dropout=0)} if name.startswith("choi") else {}))
+    images, labels, _ = batch(model, 4)
+    other = (labels + 1) % model.spec.classes
+    trained, changed = model(images, labels), model(images, other)
+    assert torch.equal(trained.scores, changed.scores)
+    assert not torch.allclose(trained.reconstruction, changed.reconstruction)
+    assert torch.equal(trained.reconstruction, model.decode(trained.capsules, labels))
+    model.eval()
+    by_label, alone = model(images, labels), model(images)
+    assert torch.equal(by_label.reconstruction, alone.reconstruction)
+    assert torch.equal(alone.reconstruction, model.decode(alone.capsules))
+    count = model.n_objects
+    best = alone.scores.argmax(1) if count == 1 else alone.scores.topk(count, dim=1).indices
+    assert torch.equal(alone.reconstruction, model.decode(alone.capsules, best))
+
+
+def test_multimnist_decodes_each_digit_by_itself() -> None:
+    model = narrow("sabour2017_multimnist")
+    images, labels, targets = batch(model, 4)
+    output = model(images, labels)
+    for k in range(2):
+        assert torch.allclose(output.reconstruction[:, k], model.decode(output.capsules, labels[:, k]))
+    hot = torch.nn.functional.one_hot(labels, 10).amax(1)
+    rising = model(images, labels.sort(1).values)
+    assert torch.equal(model(images, hot).reconstruction, rising.reconstruction)
+    value = model.loss()(output, labels, targets)
+    assert torch.allclose(model.loss()(output, hot, targets), value)
+    assert not torch.allclose(model.loss()(output, labels, targets.flip(1)), value)  # each has its own target
+
+
+@pytest.mark.parametrize("routing", ["uniform", "dynamic", "em", "inverted_attention", "attention", "trainable", "quadratic"])
+@pytest.mark.parametrize("name", ["sabour2017_mnist", "choi2019_mnist", "tsai2020_cifar10", "chen2019_multi_cifar10"])
+def test_any_routing_in_any_architecture(name: str, routing: str) -> None:
+    """The head and the loss follow the routing, so that the scores mean something."""
+    changes = {"dim": 8, "types": 2, "primary_dim": 2} if name == "sabour2017_mnist" and routing == "attention" else {}
+    model = narrow(name, routing=routing, **changes)
+    images, labels, targets = batch(model, 2)
+    model.loss()(model(images, labels), labels, targets).backward()
+    scores = model.eval()(images).scores.detach()
+    if routing == "inverted_attention":
+        assert model.recipe.loss.scores == "cross_entropy"
+    else:
+        assert model.recipe.loss.scores == "margin"
+        assert float(scores.min()) >= 0
+        assert float(scores.max()) <= 1
+
+
+def test_the_issue_of_a_changed_model() -> None:
+    model = create_model("sabour2017_mnist", image=(3, 40, 40), classes=7, routing=EM(2), reconstruction=False)
+    output = model(torch.rand(2, 3, 40, 40))
+    assert output.scores.shape == (2, 7)
+    assert torch.equal(output.scores, output.capsules.activation)
+    assert output.reconstruction is None
+    assert create_model("tsai2020_cifar10", routing=InvertedAttention(1, activations=True), width=8, types=4)(
+        torch.rand(1, 3, 32, 32)
+    ).scores.shape == (1, 10)

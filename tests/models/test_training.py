@@ -1,0 +1,90 @@
+"""Every model learns: gradients everywhere, a loss that falls, eight images by heart, a start from which it moves."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.models.narrow import CAPSULE_MODELS, EVERY, batch, narrow
+from torchcaps import create_model
+from torchcaps.labels import split_labels
+from torchcaps.models import Network
+from torchcaps.models.registry import REGISTRY
+from torchcaps.routing import Dynamic, Quadratic
+
+
+def predicted_right(model: Network, images: Tensor, labels: Tensor) -> bool:
+    """Whether the classes of every image come out: the largest scores, or all those over one half."""
+    model.eval()
+    with torch.no_grad():
+        scores = model(images).scores
+    model.train()
+    if model.n_objects is None:
+        return bool(((scores > 0) == labels.bool()).all())
+    present = split_labels(labels, model.spec.classes, model.n_objects)[1]
+    largest = torch.zeros_like(present).scatter(1, scores.topk(model.n_objects, dim=1).indices, 1)
+    return bool((largest == present).all())
+
+
+@EVERY
+def test_the_loss_falls_and_every_parameter_receives_a_gradient(name: str) -> None:
+    model = narrow(name)
+    images, labels, targets = batch(model, 4)
+    loss = model.loss()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-4 if name.startswith("yang") else 1e-3)
+    losses = []
+    for step in range(6):
+        optimizer.zero_grad()
+        torch.manual_seed(1)  # the same dropout at every step
+        value = loss(model(images, labels), labels, targets)
+        value.backward()
+        if step == 0:
+            for parameter_name, parameter in model.named_parameters():
+                assert parameter.grad is not None, parameter_name
+                assert bool(torch.isfinite(parameter.grad).all()), parameter_name
+                assert float(parameter.grad.abs().max()) > 0, parameter_name
+        optimizer.step()
+        losses.append(float(value.detach()))
+    assert losses[-1] < losses[0], losses
+
+
+@pytest.mark.parametrize("name", CAPSULE_MODELS)
+def test_eight_images_are_learnt_by_heart(name: str) -> None:
+    model = narrow(name)
+    images, labels, targets = batch(model, 8)
+    loss, optimizer = model.loss(), torch.optim.Adam(model.parameters(), 3e-3)
+    for step in range(150):
+        optimizer.zero_grad()
+        loss(model(images, labels), labels, targets).backward()
+        optimizer.step()
+        if step % 5 == 4 and predicted_right(model, images, labels):
+            return
+    pytest.fail(f"{name} has not learnt 8 images in 150 steps")
+
+
+@pytest.mark.parametrize("name", CAPSULE_MODELS)
+def test_class_capsules_start_where_training_moves_them(name: str) -> None:
+    """At full width. Squashed lengths have no slope at 0 and none at 1, so they start well between."""
+    for preset in REGISTRY[name].spec.presets:
+        torch.manual_seed(0)
+        model = create_model(name, preset=preset)  # in training mode, as it will be at the first step
+        with torch.no_grad():
+            output = model(batch(model, 2)[0])
+        head, routing = model.spec.head, model.spec.algorithm  # type: ignore[attr-defined]
+        if isinstance(routing, Dynamic | Quadratic):
+            assert 0.02 < float(output.capsules.length().mean()) < 0.5, preset
+        elif head == "linear":
+            assert 0.05 < float(output.scores.std()) < 3, preset  # logits neither equal nor decided
+        elif head == "activation":
+            assert 0.05 < float(output.scores.mean()) < 0.99, preset
+        else:  # exp_squash and tanh have a slope of 1 at 0
+            assert 0.001 < float(output.scores.mean()) < 0.5, preset
+
+
+def test_yang_alternates_without_moving_weights() -> None:
+    model = narrow("yang2021_mnist", penalty="l1")
+    images, labels, _ = batch(model, 8)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    Quadratic.ascend(model, images, labels)
+    moved = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
+    assert moved == {"capsules.layers.class.coefficients.coefficient"}
+    assert model.spec.algorithm.penalty == "l1"  # type: ignore[attr-defined]
