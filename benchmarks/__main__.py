@@ -5,11 +5,7 @@ python -m benchmarks digit-caps --repeat 10
 """
 
 import argparse
-import json
-import os
-import platform
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -21,6 +17,7 @@ from rich.table import Table
 
 from benchmarks.cases import CASES, Case
 from benchmarks.memory import peak_bytes
+from benchmarks.record import write_record
 
 ROOT = Path(__file__).resolve().parent.parent
 WAYS = {"stored": False, "streamed": True}
@@ -70,15 +67,6 @@ def measure(name: str, repeat: int) -> dict[str, object]:
     }
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-        file.write(text)
-    os.chmod(file.name, 0o644)
-    os.replace(file.name, path)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -106,12 +94,7 @@ def main() -> None:
             cells += [f"{row['cpu_seconds'][way]:.2f} s", f"{row['peak_bytes'][way] / 2**20:.0f} MiB"]  # type: ignore[index]
         table.add_row(*map(str, cells))
     Console(width=None if sys.stdout.isatty() else 130).print(table)
-    machine = {"processor": platform.processor() or platform.machine(), "torch": torch.__version__, "threads": 1}
-    command = " ".join(["python -m benchmarks", *sys.argv[1:]])
-    when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    record = {"command": command, "seed": 0, "when": when, "machine": machine, "rows": rows}
-    write_whole(arguments.out, json.dumps(record, indent=2) + "\n")
-    print(f"recorded in {arguments.out}")
+    write_record(arguments.out, "benchmarks", rows)
 
 
 if __name__ == "__main__":

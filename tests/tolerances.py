@@ -9,6 +9,7 @@ REFERENCE = 1e-9  # against the papers' loops, float64, largest difference
 DIRECTION = 1e-7  # a gradient along a direction against differences of the papers' loops, relative
 STREAMED = {torch.float64: 1e-10, torch.float32: 1e-5}  # relative RMS
 SAME = {torch.float64: 1e-10, torch.float32: 1e-5}  # the same mathematics in another order, relative RMS
+HALF = 0.1  # a whole model under autocast to bfloat16 or float16 against float32, relative RMS of its scores
 EXACT = 1e-12  # hand-computed values in float64
 
 

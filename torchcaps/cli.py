@@ -24,11 +24,10 @@ import torch
 
 from torchcaps.fields import known_name
 from torchcaps.models import Network, create_model
-from torchcaps.models.memory import TrainingMemory, estimate_memory
+from torchcaps.models.memory import TrainingMemory, estimate_memory, streaming_layers
 from torchcaps.models.registry import REGISTRY as MODELS
 from torchcaps.models.spec import CapsuleSpec, ModelSpec
 from torchcaps.models.summary import Summary, shortened
-from torchcaps.nn import CapsuleLayer
 from torchcaps.routing import Routing
 from torchcaps.routing.base import REGISTRY as ROUTINGS
 
@@ -107,7 +106,7 @@ def _listed(name: str) -> dict[str, Any]:
     routing = entry.spec.algorithm if isinstance(entry.spec, CapsuleSpec) else None
     return {
         "name": name,
-        "paper": entry.spec.paper if not name.startswith("capsnet") else "",
+        "paper": entry.paper,
         "data": model.recipe.data,
         "parameters": model.n_parameters,
         "published": entry.published,
@@ -122,8 +121,8 @@ def show_command(words: list[str]) -> None:
     """Print one model."""
     parser = Parser(
         prog="torchcaps show",
-        description="A model's layers with their shapes, parameters and multiply-adds, and the memory that training takes "
-        "on a CPU. Nothing is trained. Any field of the model is a flag. "
+        description="A model's layers with their shapes, parameters and multiply-adds, and the memory that training "
+        "takes on a CPU. Nothing is trained. Any field of the model is a flag. "
         "Example: torchcaps show tsai2020_cifar10 --image 3x64x64 --classes 196 --routing em --batch 32",
     )
     parser.add_argument("name", help="as 'torchcaps list' has it")
@@ -135,9 +134,7 @@ def show_command(words: list[str]) -> None:
         _add_fields(parser, spec)
     options = parser.parse_args([_plain(word) for word in _named_routing(words)])
     assert spec is not None
-    changes = {
-        field.name: options[field.name] for field in dataclasses.fields(spec) if options[field.name] is not None
-    }
+    changes = {field.name: options[field.name] for field in dataclasses.fields(spec) if options[field.name] is not None}
     chosen = parser.instantiate(options)
     changes = {key: chosen[key] for key in changes if chosen[key] != getattr(spec, key)}
     with torch.device("meta"):
@@ -191,7 +188,7 @@ def _show(model: Network, summary: Summary, memory: dict[str, TrainingMemory], b
     entry, recipe = MODELS[model.name], model.recipe
     head, *rows, total = summary.cells()
     published = f" (the paper prints {entry.published})" if entry.published and model.spec == entry.spec else ""
-    print(f"{summary.title}\n{model.spec.paper}, {model.n_parameters:,} parameters{published}\n")
+    print(f"{summary.title}\n{entry.paper or 'of no paper'}, {model.n_parameters:,} parameters{published}\n")
     table = _table(*head, right=head[3:])
     for row in rows:
         table.add_row(*row)
@@ -202,22 +199,22 @@ def _show(model: Network, summary: Summary, memory: dict[str, TrainingMemory], b
     for heading in ("", "weights", f"optimizer ({recipe.optimizer.kind})", "one step", "in all"):
         table.add_column(heading, justify="right" if heading else "left")
     for way, needs in memory.items():
-        table.add_row(f"votes {way}" if way else "", *map(_mebibytes, (needs.weights, needs.optimizer, needs.step, needs.total)))
+        table.add_row(
+            f"votes {way}" if way else "", *map(_mebibytes, (needs.weights, needs.optimizer, needs.step, needs.total))
+        )
     _print(table)
     if summary.votes:
         votes = next(iter(memory.values())).votes
-        print(f"The votes of a batch, were they stored, are {_mebibytes(votes)}. {_who_streams(model, summary, batch)}")
+        print(f"The votes of a batch, were they stored, are {_mebibytes(votes)}. {_who_streams(model, batch)}")
     print(f"Trained by default with {shortened(recipe)}.")
 
 
-def _who_streams(model: Network, summary: Summary, batch: int) -> str:
+def _who_streams(model: Network, batch: int) -> str:
     """Say which capsule layers stream their votes at this batch, as they are set."""
-    layers = {name.split(".")[-1]: layer for name, layer in model.named_modules() if isinstance(layer, CapsuleLayer)}
-    size = next(model.parameters()).element_size()
-    streaming = [row.name for row in summary.rows if row.votes and layers[row.name].streams(row.votes * batch * size)]
-    if len(streaming) == len(layers):
-        return "As the model is set, they are streamed."
-    return f"As the model is set, {', '.join(streaming)} streams them." if streaming else "As the model is set, they are."
+    names = streaming_layers(model, batch)
+    return (
+        f"As the model is set, it streams those of {', '.join(names)}." if names else "As the model is set, they are."
+    )
 
 
 def _mebibytes(size: int) -> str:
@@ -227,7 +224,7 @@ def _mebibytes(size: int) -> str:
 def _as_json(model: Network, summary: Summary, memory: dict[str, TrainingMemory], batch: int) -> dict[str, Any]:
     return {
         "name": model.name,
-        "paper": model.spec.paper,
+        "paper": MODELS[model.name].paper,
         "published": MODELS[model.name].published,
         "parameters": model.n_parameters,
         "multiply_adds": summary.multiply_adds,

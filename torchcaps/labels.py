@@ -65,7 +65,9 @@ def split_labels(labels: Tensor, n_classes: int, n_objects: int = 1, name: str =
         counts = hot.sum(1)
         if not torch.compiler.is_compiling() and not hot.is_meta and bool((counts != n_objects).any()):
             found = int(counts[counts != n_objects][0])
-            raise ValueError(f"{name} must name {n_objects} of {n_classes} classes for each image, got one with {found}")
+            raise ValueError(
+                f"{name} must name {n_objects} of {n_classes} classes for each image, got one with {found}"
+            )
         numbers = hot.topk(n_objects, dim=1).indices.sort(1).values
         return (numbers[:, 0] if n_objects == 1 else numbers), hot
     wanted = "[B]" if n_objects == 1 else f"[B, {n_objects}]"

@@ -9,6 +9,7 @@ from torch import Tensor
 
 import torchcaps
 from torchcaps.models import (
+    CapsuleSpec,
     Chen2019,
     Chen2019Dynamic,
     Chen2019Multi,
@@ -51,7 +52,7 @@ NARROW: dict[type, dict[str, Any]] = {
 }
 
 EVERY = pytest.mark.parametrize("name", torchcaps.list_models())
-CAPSULE_MODELS = [name for name in torchcaps.list_models() if hasattr(REGISTRY[name].spec, "routing")]
+CAPSULE_MODELS = [name for name in torchcaps.list_models() if isinstance(REGISTRY[name].spec, CapsuleSpec)]
 
 
 def narrow(name: str, **changes: Any) -> Network:

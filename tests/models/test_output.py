@@ -6,7 +6,7 @@ import torch
 from tests.models.narrow import CAPSULE_MODELS, EVERY, batch, narrow
 from torchcaps import create_model
 from torchcaps.capsules import Capsules
-from torchcaps.models import Output
+from torchcaps.models import CapsuleNetwork, ConvNetwork, Objective, Output
 from torchcaps.models.registry import REGISTRY
 from torchcaps.routing import EM, Attention, InvertedAttention
 
@@ -21,6 +21,8 @@ def test_shapes_and_a_batch_of_one(name: str) -> None:
         assert isinstance(output, Output)
         assert output.scores.shape == (n_images, model.spec.classes)
         assert output.trace is None
+        assert isinstance(model, CapsuleNetwork if name in CAPSULE_MODELS else ConvNetwork)
+        assert isinstance(model.loss(), Objective)
         if name not in CAPSULE_MODELS:
             assert output.capsules is None
             continue
@@ -48,7 +50,7 @@ def test_scores_are_in_the_papers_meaning(name: str) -> None:
     else:
         assert torch.equal(output.scores, model.head.linear(output.capsules.pose)[..., 0])
     if head != "linear":
-        assert 0 <= float(output.scores.min())
+        assert float(output.scores.min()) >= 0
         assert float(output.scores.max()) < 1
 
 
@@ -99,7 +101,9 @@ def test_multimnist_decodes_each_digit_by_itself() -> None:
     assert not torch.allclose(model.loss()(output, labels, targets.flip(1)), value)  # each has its own target
 
 
-@pytest.mark.parametrize("routing", ["uniform", "dynamic", "em", "inverted_attention", "attention", "trainable", "quadratic"])
+@pytest.mark.parametrize(
+    "routing", ["uniform", "dynamic", "em", "inverted_attention", "attention", "trainable", "quadratic"]
+)
 @pytest.mark.parametrize("name", ["sabour2017_mnist", "choi2019_mnist", "tsai2020_cifar10", "chen2019_multi_cifar10"])
 def test_any_routing_in_any_architecture(name: str, routing: str) -> None:
     """The head and the loss follow the routing, so that the scores mean something."""

@@ -41,4 +41,6 @@ def add_resnet(layers: Layers, stages: tuple[tuple[int, int], ...], stem: int = 
     for number, (channels, n_blocks) in enumerate(stages, start=1):
         for block in range(n_blocks):
             stride = 2 if number > 1 and block == 0 else 1
-            layers.block(f"stage{number}block{block + 1}", BasicBlock(layers.channels, channels, stride), channels, stride)
+            layers.block(
+                f"stage{number}block{block + 1}", BasicBlock(layers.channels, channels, stride), channels, stride
+            )

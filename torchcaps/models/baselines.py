@@ -26,8 +26,8 @@ class FlatCNN(ModelSpec):
     Three 5x5 convolutions of 256, 256 and 128 channels, ReLU; fully-connected 328 and 192, dropout, the classes. The
     printed 35.4M are 35,445,522 with SAME padding; unpadded it would have 13,277,970.
 
-    Official: Sabour 2017 has released none of it. The net released with Chen 2019 is unpadded; that it takes its softmax
-    over the 192 units and lacks the last layer (13,276,040) is not followed.
+    Official: Sabour 2017 has released none of it. The net released with Chen 2019 is unpadded; that it takes its
+    softmax over the 192 units and lacks the last layer (13,276,040) is not followed.
     """
 
     paper = "Sabour 2017"
@@ -48,7 +48,7 @@ class FlatCNN(ModelSpec):
             layers.linear(f"fc{number}", features)
             layers.relu()
         layers.dropout(self.dropout)
-        layers.linear("class", self.classes)
+        layers.linear("classes", self.classes)
         return ConvNetwork(self, layers)
 
     def recipe(self) -> Recipe:
@@ -60,9 +60,10 @@ class FlatCNN(ModelSpec):
 class PooledCNN(ModelSpec):
     """The MultiMNIST baseline: Sabour 2017, section 6; and a narrower one for affNIST, which the paper leaves open.
 
-    9x9 with 512 channels, ReLU, maximum over 2x2; 5x5 with 256, the same; fully-connected 1024, the classes. The printed
-    24.56M are 24,563,978 with SAME padding. For affNIST ("similar number of parameters", "MaxPooling and DropOut") the
-    fully-connected layer is reduced to 320, with dropout before the classes: 11,514,570 beside CapsNet's 11,227,904.
+    9x9 with 512 channels, ReLU, maximum over 2x2; 5x5 with 256, the same; fully-connected 1024, the classes. The
+    printed 24.56M are 24,563,978 with SAME padding. For affNIST ("similar number of parameters", "MaxPooling and
+    DropOut") the fully-connected layer is reduced to 320, with dropout before the classes: 11,514,570 beside
+    CapsNet's 11,227,904.
 
     Official: the released net has 5x5 in its first layer, 24,535,306 parameters. That its loss halves the labels is not
     followed.
@@ -88,7 +89,7 @@ class PooledCNN(ModelSpec):
         layers.relu()
         if self.dropout:
             layers.dropout(self.dropout)
-        layers.linear("class", self.classes)
+        layers.linear("classes", self.classes)
         return ConvNetwork(self, layers, self.n_objects)
 
     def recipe(self) -> Recipe:
@@ -104,7 +105,8 @@ class TsaiCNN(ModelSpec):
     Three 3x3 convolutions of stride 2 with 1024 channels and ReLU, the last two with batch norm after it, each of those
     followed by a mean over 2x2; the classes. 18,919,434 (18.92M) and 19,011,684 (19.01M) parameters.
 
-    Deviation: the last mean is over what is left of the grid, 2x2 for CIFAR, so that larger images need no more weights.
+    Deviation: the last mean is over what is left of the grid, 2x2 for CIFAR, so that larger images need no more
+    weights.
     """
 
     paper = "Tsai 2020"
@@ -123,7 +125,7 @@ class TsaiCNN(ModelSpec):
             layers.norm()
             layers.mean_pool(2 if number == 2 else None)
         layers.flatten()
-        layers.linear("class", self.classes)
+        layers.linear("classes", self.classes)
         return ConvNetwork(self, layers)
 
     def recipe(self) -> Recipe:
@@ -152,7 +154,7 @@ class ResNet18(ModelSpec):
         add_resnet(layers, tuple((self.width * factor, 2) for factor in (1, 2, 4, 8)), stem=self.width)
         layers.mean_pool()
         layers.flatten()
-        layers.linear("class", self.classes)
+        layers.linear("classes", self.classes)
         return ConvNetwork(self, layers)
 
     def recipe(self) -> Recipe:
@@ -164,9 +166,9 @@ class ResNet18(ModelSpec):
 class TsaiDiverseCNN(ModelSpec):
     """The DiverseMultiMNIST baselines: Tsai 2020, table 12.
 
-    Three 3x3 convolutions of 1024 channels (stride 2, 2 and 1; ReLU, the last two with batch norm), then 640 features: at
-    every place, averaged over the grid (19,553,162 parameters), or fully connected (42,490,762; 42.49M). Both from one
-    input channel; with the three that the table prints the second would have 42,509,194.
+    Three 3x3 convolutions of 1024 channels (stride 2, 2 and 1; ReLU, the last two with batch norm), then 640
+    features: at every place, averaged over the grid (19,553,162 parameters), or fully connected (42,490,762; 42.49M).
+    Both from one input channel; with the three that the table prints the second would have 42,509,194.
 
     Args:
         features: what the convolutions lead to.
@@ -195,7 +197,7 @@ class TsaiDiverseCNN(ModelSpec):
         else:
             layers.flatten()
             layers.linear("features", self.features)
-        layers.linear("class", self.classes)
+        layers.linear("classes", self.classes)
         return ConvNetwork(self, layers, n_objects=None)
 
     def recipe(self) -> Recipe:
@@ -207,8 +209,8 @@ class TsaiDiverseCNN(ModelSpec):
 class ChenCNN(ModelSpec):
     """The CIFAR-10 baseline: Chen 2019, table 2.
 
-    9x9 with 64 channels, 9x9 stride 2 with 256, ReLU; fully-connected 512 with dropout, the classes: 9,737,226 parameters,
-    where the paper prints 9.6M. No reading of it has that many.
+    9x9 with 64 channels, 9x9 stride 2 with 256, ReLU; fully-connected 512 with dropout, the classes: 9,737,226
+    parameters, where the paper prints 9.6M. No reading of it has that many.
     """
 
     paper = "Chen 2019"
@@ -229,7 +231,7 @@ class ChenCNN(ModelSpec):
         layers.linear("fc1", self.features)
         layers.relu()
         layers.dropout(0.5)
-        layers.linear("class", self.classes)
+        layers.linear("classes", self.classes)
         model = ConvNetwork(self, layers)
         init.each_layer(model, init.caffe_xavier)
         return model
@@ -241,9 +243,7 @@ class ChenCNN(ModelSpec):
 
 
 register("sabour2017_cnn_mnist", FlatCNN(), "35.4M", data="mnist", augmentation="sabour2017.mnist")
-register(
-    "sabour2017_cnn_multimnist", PooledCNN(), "24.56M", data="multimnist", augmentation="sabour2017.multimnist"
-)
+register("sabour2017_cnn_multimnist", PooledCNN(), "24.56M", data="multimnist", augmentation="sabour2017.multimnist")
 register(
     "sabour2017_cnn_affnist",
     PooledCNN(image=(1, 40, 40), features=320, dropout=0.5, n_objects=1),

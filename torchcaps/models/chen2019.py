@@ -15,7 +15,7 @@ __all__ = ["Chen2019", "Chen2019Dynamic", "Chen2019Multi"]
 
 
 def chen_recipe(spec: CapsuleSpec, steps: int = 10_000) -> Recipe:
-    """Return what the released solvers have: batches of 100, and by the image's channels Adam (MNIST) or SGD (CIFAR-10).
+    """Return what the released solvers have: batches of 100; Adam for grey images (MNIST), SGD for others (CIFAR-10).
 
     The paper takes the margins of Sabour 2017; the released nets have m+ = 0.7 (MNIST) or 0.6 (CIFAR-10). The
     reconstruction counts half the squared error, which is Caffe's.
@@ -40,14 +40,15 @@ class Chen2019(CapsuleSpec):
     ========  ======================================================  ===============
     conv1     9x9, 256 channels, ReLU                                 256 x 20 x 20
     primary   9x9 stride 2, ReLU, 32 types of 8, squash               6 x 6 x 32 x 8
-    class     dense: 1152 x 8 to 10 x 16, with 11,520 couplings       10 x 16
-    class     conv: 6x6 window, poses of 2x4, 4x4 matrices            10 x 8
+    classes   dense: 1152 x 8 to 10 x 16, with 11,520 couplings       10 x 16
+    classes   conv: 6x6 window, poses of 2x4, 4x4 matrices            10 x 8
     decoder   160 (80), 512, 1024, 784; ReLU, ReLU, sigmoid           28 x 28
     ========  ======================================================  ===============
 
-    Dense: 6,815,744 (6.8M) and 8,227,088 with the decoder (8.2M); conv: 5,525,504 (5.5M) and 6,895,888 (6.9M); CIFAR-10:
-    2,674,176 (2.67M) for both, which there are one function: a window over the whole grid, with poses of one row, is a
-    dense layer. Biases of the transform, which Caffe has by default, would make it 8,411,408, and are left out.
+    Dense: 6,815,744 (6.8M) and 8,227,088 with the decoder (8.2M); conv: 5,525,504 (5.5M) and 6,895,888 (6.9M);
+    CIFAR-10: 2,674,176 (2.67M) for both, which there are one function: a window over the whole grid, with poses of
+    one row, is a dense layer. Biases of the transform, which Caffe has by default, would make it 8,411,408, and are
+    left out.
 
     Args:
         layer: ``"dense"`` or ``"conv"``.
@@ -56,9 +57,10 @@ class Chen2019(CapsuleSpec):
         rows: of a pose in the conv layer, which its matrices keep.
         kernel: of the primary convolution.
 
-    Official: margins of 0.7 and 0.6 in place of 0.9; the released convolutional MNIST net has a 6x6 primary kernel and 32
-    types of 4x4, 5,088,256 parameters without the decoder, which do not print as 5.5M. Not followed: its mask, which
-    always keeps capsule 9, the diagonal Jacobian of its squash, and a reshape that makes capsules of neighbouring pixels.
+    Official: margins of 0.7 and 0.6 in place of 0.9; the released convolutional MNIST net has a 6x6 primary kernel
+    and 32 types of 4x4, 5,088,256 parameters without the decoder, which do not print as 5.5M. Not followed: its mask,
+    which always keeps capsule 9, the diagonal Jacobian of its squash, and a reshape that makes capsules of
+    neighbouring pixels.
     """
 
     paper = "Chen 2019"
@@ -84,9 +86,9 @@ class Chen2019(CapsuleSpec):
         layers.relu()
         layers.primary(self.types, dim, kernel, stride=2, relu=True, activation="exp_squash")
         if self.layer == "dense":
-            layers.dense_capsules("class", self.classes, self.dim, routing=self.algorithm)
+            layers.dense_capsules("classes", self.classes, self.dim, routing=self.algorithm)
         else:
-            layers.conv_capsules("class", self.classes, dim, layers.grid, routing=self.algorithm, pose=rows)
+            layers.conv_capsules("classes", self.classes, dim, layers.grid, routing=self.algorithm, pose=rows)
         model = CapsuleNetwork(self, layers, self.head, decoder=self.hidden if self.reconstruction else None)
         init.each_layer(model, init.caffe_xavier)
         return model
@@ -107,13 +109,13 @@ class Chen2019Multi(CapsuleSpec):
     primary   7x7 stride 2 without bias, 16 types of 8      10 x 10 x 16 x 8
     caps1     4x4, 8 types, poses of 1x8                    7 x 7 x 8 x 8
     caps2     3x3 stride 2, 16 types, poses of 4x2          3 x 3 x 16 x 8
-    class     all 144 capsules                              10 x 8
+    classes   all 144 capsules                              10 x 8
     ========  ============================================  ================
 
     The paper prints 716K parameters, and its rows add up to 716,992; this net, which is that of the released code, has
-    750,816. The table's couplings of caps1 are (3, 3, 16) x (7, 7, 8) = 56,448 for a window that is 4x4 in the row above,
-    so that they must be 100,352; and those of the class layer are 11,520, one for each number of a pose, where equation
-    and code have one for each pair, 1,440.
+    750,816. The table's couplings of caps1 are (3, 3, 16) x (7, 7, 8) = 56,448 for a window that is 4x4 in the row
+    above, so that they must be 100,352; and those of the class layer are 11,520, one for each number of a pose, where
+    equation and code have one for each pair, 1,440.
 
     Squash comes before ReLU here, after every capsule layer, and the other way round in nets with one capsule layer.
     """
@@ -137,7 +139,7 @@ class Chen2019Multi(CapsuleSpec):
         layers.primary(self.types, self.dim, 7, stride=2, bias=False, relu=True, activation="exp_squash")
         layers.conv_capsules("caps1", max(1, self.types // 2), self.dim, 4, routing=routing)
         layers.conv_capsules("caps2", self.types, self.dim, 3, stride=2, routing=routing, pose=self.rows)
-        layers.dense_capsules("class", self.classes, self.dim, routing=routing)
+        layers.dense_capsules("classes", self.classes, self.dim, routing=routing)
         model = CapsuleNetwork(self, layers, self.head, decoder=self.hidden if self.reconstruction else None)
         init.each_layer(model, init.caffe_xavier)
         return model
@@ -185,7 +187,7 @@ class Chen2019Dynamic(CapsuleSpec):
         layers.primary(self.types, self.primary_dim, 9, stride=2, activation=activation)
         # Official: Caffe's Xavier, as for the nets that it is compared with.
         options = {"init": (self.primary_dim * self.classes * self.dim) ** -0.5} if self.official else {}
-        layers.dense_capsules("class", self.classes, self.dim, routing=self.algorithm, **options)
+        layers.dense_capsules("classes", self.classes, self.dim, routing=self.algorithm, **options)
         model = CapsuleNetwork(self, layers, self.head, decoder=self.hidden if self.reconstruction else None)
         init.each_layer(model.front, init.caffe_xavier if self.official else init.he_normal)
         return model

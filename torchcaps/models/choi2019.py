@@ -9,7 +9,6 @@ from torchcaps.models.registry import register
 from torchcaps.models.schedules import Milestones, Product, TimeDecay
 from torchcaps.models.spec import CapsuleSpec, Image
 from torchcaps.nn import CapsuleActivation
-from torchcaps.nn.sizes import as_count
 from torchcaps.routing import Attention, Routing
 
 __all__ = ["Choi2019"]
@@ -26,14 +25,14 @@ class Choi2019(CapsuleSpec):
     primary       3x3 stride 2, ReLU, 8 types of 16, capsule act.     16 x 16 x 8 x 16
     caps1         3x3 stride 2, 8 types of 32                         8 x 8 x 8 x 32
     caps2 to 4    3x3, 8 types of 32, the children added before tanh  8 x 8 x 8 x 32
-    class         the whole grid, a type for each class               10 x 32
+    classes       the whole grid, a type for each class               10 x 32
     decoder       320, 512, 512, 3072; ReLU, ReLU, sigmoid            3 x 32 x 32
     ============  ==================================================  ================
 
     The paper counts as Keras does, with the moving averages of batch norms (256 numbers, which are no parameters here):
-    5,312,784 for MNIST's 5.31M, 9,566,592 for CIFAR-10's 9.6M. Its 8.4M for depth 2 and dim 32 can't be: the progression
-    7.7, ., 8.9, 9.6M forces 8,333,184, which is 8.3M. "Less than half the parameters" (introduction) of CapsNet's 8.21M
-    contradicts the 0.65 of the abstract.
+    5,312,784 for MNIST's 5.31M, 9,566,592 for CIFAR-10's 9.6M. Its 8.4M for depth 2 and dim 32 can't be: the
+    progression 7.7, ., 8.9, 9.6M forces 8,333,184, which is 8.3M. "Less than half the parameters" (introduction) of
+    CapsNet's 8.21M contradicts the 0.65 of the abstract.
 
     Args:
         width: channels of the two convolutions.
@@ -60,10 +59,6 @@ class Choi2019(CapsuleSpec):
     depth: int = 1
     hidden: tuple[int, ...] = (512, 512)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        as_count(self.depth, "depth", least=0)
-
     def network(self) -> CapsuleNetwork:
         """Build the layers of the table."""
         routing = self.algorithm
@@ -86,7 +81,7 @@ class Choi2019(CapsuleSpec):
                 padding="same",
                 routing=replace(routing, residual=True) if residual else routing,  # type: ignore[call-arg]
             )
-        layers.conv_capsules("class", self.classes, self.dim, kernel=layers.grid, routing=routing)
+        layers.conv_capsules("classes", self.classes, self.dim, kernel=layers.grid, routing=routing)
         decoder = self.hidden if self.reconstruction else None
         model = CapsuleNetwork(self, layers, self.head, decoder=decoder)
         init.each_layer(model, init.glorot_uniform)

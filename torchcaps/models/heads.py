@@ -49,8 +49,8 @@ class PresenceHead(nn.Module):
 class SharedClassifier(nn.Module):
     """One linear map from a pose to a logit, the same for every class: Tsai 2020, section 3.4.
 
-    It has ``D + 1`` parameters, whatever the number of classes. Where capsules have activations (ablation C) the pose is
-    multiplied by its own first.
+    It has ``D + 1`` parameters, whatever the number of classes. Where capsules have activations (ablation C) the pose
+    is multiplied by its own first.
 
     Shapes:
         capsules ``[B, J, D] -> [B, J]``

@@ -20,9 +20,7 @@ def add_class_capsules(layers: Layers, classes: int, dim: int, routing: Routing)
     """
     if isinstance(routing, EM):
         routing = replace(routing, coordinates=True)
-    layers.conv_capsules(
-        "class", classes, dim, kernel=layers.grid, routing=routing, pose="matrix", weights="type"
-    )
+    layers.conv_capsules("classes", classes, dim, kernel=layers.grid, routing=routing, pose="matrix", weights="type")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +34,7 @@ class Hinton2018(CapsuleSpec):
     primary    1x1, B poses of 4x4 and B activations          14 x 14 x 32 x 16
     caps1      3x3 stride 2, C types                          6 x 6 x 32 x 16
     caps2      3x3, D types                                   4 x 4 x 32 x 16
-    class      the whole grid, shared matrices, coordinates   5 x 16
+    classes    the whole grid, shared matrices, coordinates   5 x 16
     =========  =============================================  ==================
 
     316,394 parameters with one image of a stereo pair, 67,154 with A = 64, B = 8 and C = D = 16;

@@ -146,9 +146,7 @@ class Layers:
         """Add a fully-connected capsule layer over all capsules of the grid."""
         children = self.types * self.grid[0] * self.grid[1]
         options.setdefault("init", steady_std(routing, children, parents, dim, CLASS_GAIN))
-        module = DenseCapsules(
-            children, self.dim, parents, dim, routing=routing, streamed=self.streamed, **options
-        )
+        module = DenseCapsules(children, self.dim, parents, dim, routing=routing, streamed=self.streamed, **options)
         self.capsules[name] = module
         self.types, self.dim, self.grid = parents, dim, (1, 1)
         return module

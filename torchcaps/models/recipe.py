@@ -73,9 +73,7 @@ class Objective(nn.Module):
         super().__init__()
         self.scores, self.reconstruction, self.n_objects = scores, reconstruction, n_objects
 
-    def forward(
-        self, output: Output, labels: Tensor, targets: Tensor | None = None, step: float = math.inf
-    ) -> Tensor:
+    def forward(self, output: Output, labels: Tensor, targets: Tensor | None = None, step: float = math.inf) -> Tensor:
         """Return the loss at a training step, which the margin of the spread loss depends on."""
         if isinstance(self.scores, SpreadLoss):
             loss = self.scores(output.scores, labels, step)

@@ -1,6 +1,7 @@
 """The models by name."""
 
 import dataclasses
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,12 @@ class Entry:
     spec: ModelSpec
     published: str
     training: dict[str, Any]
+
+    @property
+    def paper(self) -> str:
+        """The paper that the name says, ``Sabour 2017``; empty for models that are no paper's."""
+        found = re.match(r"([a-z]+)(\d{4})_", self.name)
+        return f"{found[1].title()} {found[2]}" if found else ""
 
     def recipe(self, spec: ModelSpec) -> Recipe:
         """Return the recipe for this model, with a spec that may have been changed."""

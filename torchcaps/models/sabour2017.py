@@ -10,7 +10,6 @@ from torchcaps.models.recipe import LossChoice, OptimizerChoice, Recipe
 from torchcaps.models.registry import register
 from torchcaps.models.schedules import Exponential
 from torchcaps.models.spec import CapsuleSpec, Image
-from torchcaps.nn.sizes import as_count
 from torchcaps.routing import Dynamic, Routing
 
 __all__ = ["Sabour2017"]
@@ -46,7 +45,8 @@ class Sabour2017(CapsuleSpec):
     - The primary pre-activation is divided by the number of types (one more with the leak), because the code routes
       the one input to all types alike.
     - A learned bias on ``s_j``, 160 parameters more: 8,215,728 in all.
-    - Weights from truncated normals (0.05 for conv1, 0.1 elsewhere), biases 0.1. The paper says nothing of it; by default
+    - Weights from truncated normals (0.05 for conv1, 0.1 elsewhere), biases 0.1. The paper says nothing of it; by
+      default
       convolutions start as in He 2015, and matrices so that class capsules have a length of about 0.2 for any number
       of capsules and classes (`torchcaps.models.init.steady_std`; 0.052 for MNIST).
     - Half the mean of the margin loss over classes instead of its sum, so that reconstruction weighs 20 times as much
@@ -72,7 +72,7 @@ class Sabour2017(CapsuleSpec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 1 <= as_count(self.n_objects, "n_objects") <= self.classes:
+        if self.n_objects > self.classes:
             raise ValueError(f"n_objects must be at most the number of classes, {self.classes}, got {self.n_objects}")
 
     @property
@@ -87,7 +87,7 @@ class Sabour2017(CapsuleSpec):
         same = self.padding == "same"
         leak = isinstance(routing, Dynamic) and routing.leak
         layers = self.layers()
-        layers.conv("conv1", self.width, self.kernel, padding=self.kernel // 2 if same else 0)
+        conv1 = layers.conv("conv1", self.width, self.kernel, padding=self.kernel // 2 if same else 0)
         layers.relu()
         layers.primary(
             self.types,
@@ -103,7 +103,7 @@ class Sabour2017(CapsuleSpec):
         model = CapsuleNetwork(self, layers, self.head, decoder=decoder, n_objects=self.n_objects)
         if self.official:
             init.each_layer(model, functools.partial(init.truncated_normal, std=0.1, bias=0.1))
-            init.each_layer(model.front.conv1, functools.partial(init.truncated_normal, std=0.05, bias=0.1))
+            init.each_layer(conv1, functools.partial(init.truncated_normal, std=0.05, bias=0.1))
         else:
             init.each_layer(model.front, init.he_normal)
         return model
@@ -120,9 +120,7 @@ class Sabour2017(CapsuleSpec):
         )
 
 
-register(
-    "sabour2017_mnist", Sabour2017(), "8.2M", data="mnist", augmentation="sabour2017.mnist"
-)
+register("sabour2017_mnist", Sabour2017(), "8.2M", data="mnist", augmentation="sabour2017.mnist")
 register(
     "sabour2017_multimnist",
     Sabour2017(image=(1, 36, 36), n_objects=2),

@@ -1,9 +1,10 @@
 """What a model is chosen by: a frozen dataclass, whose fields are what one may change."""
 
 import dataclasses
+import typing
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -35,6 +36,7 @@ class ModelSpec(ABC):
 
     paper: ClassVar[str] = ""
     presets: ClassVar[tuple[str, ...]] = ("paper", "official")
+    least: ClassVar[dict[str, int]] = {"classes": 2, "depth": 0}  # of whole numbers that don't begin at 1
 
     image: Image
     classes: int = 10
@@ -44,13 +46,20 @@ class ModelSpec(ABC):
         image = self.image
         if not isinstance(image, tuple | list) or len(image) != 3:
             raise ValueError(f"image must be (channels, height, width), got {image!r}")
-        names = ("image's channels", "image's height", "image's width")
-        object.__setattr__(self, "image", tuple(as_count(n, name) for n, name in zip(image, names, strict=True)))
+        for size, name in zip(image, ("channels", "height", "width"), strict=True):
+            as_count(size, f"image's {name}")
+        hints = typing.get_type_hints(type(self))
+        for field in dataclasses.fields(self):
+            value, kind = getattr(self, field.name), hints[field.name]
+            if kind is int:
+                as_count(value, field.name, least=self.least.get(field.name, 1))
+            elif typing.get_origin(kind) is tuple:
+                object.__setattr__(self, field.name, _as_counts(value, kind, field.name))
         check_fields(self)
-        as_count(self.classes, "classes", least=2)
         if self.preset not in self.presets:
             raise ValueError(
-                f"preset must be 'paper' for {type(self).__name__}, got {self.preset!r}: its authors have released no code"
+                f"preset must be 'paper' for {type(self).__name__}, got {self.preset!r}: "
+                "its authors have released no code"
             )
 
     @property
@@ -87,6 +96,19 @@ class ModelSpec(ABC):
                 continue
             return side
         raise ValueError(f"no image up to {LARGEST_SIDE}x{LARGEST_SIDE} fits {self}")
+
+
+def _as_counts(value: Any, kind: Any, name: str) -> tuple[Any, ...]:
+    """Return whole numbers, or tuples of them, as a tuple of the annotated kind; a list will do."""
+    parts = typing.get_args(kind)
+    open_end = parts[-1] is Ellipsis
+    if not isinstance(value, tuple | list) or not (open_end or len(value) == len(parts)):
+        count = "a tuple of" if open_end else str(len(parts))
+        raise ValueError(f"{name} must be {count} whole numbers, got {value!r}")
+    inner = parts[0]
+    if typing.get_origin(inner) is tuple:
+        return tuple(_as_counts(part, inner, name) for part in value)
+    return tuple(as_count(part, name) for part in value)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -66,7 +66,7 @@ class Summary:
 
     def cells(self) -> list[tuple[str, ...]]:
         """Return the table as text, a head and a last row with the totals included."""
-        table = [("layer", "", "out", "parameters", "multiply-adds", "votes")]
+        table: list[tuple[str, ...]] = [("layer", "", "out", "parameters", "multiply-adds", "votes")]
         for row in self.rows:
             shape = " x ".join(map(str, row.output))
             table.append((row.name, row.kind, shape, *map(_count, (row.parameters, row.multiply_adds, row.votes))))
@@ -157,9 +157,7 @@ def summarize(model: "Network") -> Summary:
     for name, part in parts.items():
         record, parameters = records[name], sum(parameter.numel() for parameter in part.parameters())
         if parameters or record.multiply_adds or (record.output != before and not isinstance(part, nn.Flatten)):
-            rows.append(
-                Row(name, _kind(part), record.output, parameters, record.multiply_adds, record.votes)
-            )
+            rows.append(Row(name, _kind(part), record.output, parameters, record.multiply_adds, record.votes))
         before = record.output
     spec = shortened(model.spec, always=("image", "classes", "routing"))
     return Summary(f"{model.name}: {spec}", tuple(rows))
@@ -185,7 +183,7 @@ def _count_votes(layer: CapsuleLayer, record: _Record) -> None:
 
     def make_counted(children: Capsules) -> Votes:
         votes = make(children)
-        *sites, slots, parents, dim = votes.shape[1:]
+        *sites, _, parents, dim = votes.shape[1:]
         record.output = (*sites, parents, dim)
         record.votes = math.prod(votes.shape[1:])
         if record.children is not children.pose:

@@ -37,14 +37,14 @@ class Tsai2020(CapsuleSpec):
     primary     1x1 without bias, 32 types of 4x4, LayerNorm            16 x 16 x 32 x 16
     caps1       3x3 stride 2, 32 types                                  7 x 7 x 32 x 16
     caps2       3x3, 32 types                                           5 x 5 x 32 x 16
-    class       all 800 capsules, matrices of their own                 10 x 16
+    classes     all 800 capsules, matrices of their own                 10 x 16
     head        one linear map to a logit, shared by the classes        10
     ==========  ======================================================  ==================
 
-    CIFAR-100 has 6x6 poses, 128 channels and one more dense layer of 20 capsules. The ResNet backbone is a 3x3 stem of 64
-    channels, 3 blocks of 64 and 4 of 128, the first with stride 2. 561,297 (0.56M), 1,462,989 (1.46M), 1,828,817 (1.83M)
-    and 2,799,629 (2.80M) parameters. Figure 1 shows two dense layers, tables and code have one for CIFAR-10; with a
-    second one 562,929 would round to the same 0.56M.
+    CIFAR-100 has 6x6 poses, 128 channels and one more dense layer of 20 capsules. The ResNet backbone is a 3x3 stem
+    of 64 channels, 3 blocks of 64 and 4 of 128, the first with stride 2. 561,297 (0.56M), 1,462,989 (1.46M),
+    1,828,817 (1.83M) and 2,799,629 (2.80M) parameters. Figure 1 shows two dense layers, tables and code have one for
+    CIFAR-10; with a second one 562,929 would round to the same 0.56M.
 
     Args:
         backbone: ``"simple"``: one convolution, or ``"resnet"``.
@@ -54,7 +54,8 @@ class Tsai2020(CapsuleSpec):
         types, dim: of every capsule layer.
         dense: capsules in the dense layers below the class layer.
         pose: ``"matrix"`` or ``"vector"``.
-        schedule: ``"concurrent"`` (Procedure 2), ``"sequential"`` (ablation B); ``"auto"`` is the first where the routing
+        schedule: ``"concurrent"`` (Procedure 2), ``"sequential"`` (ablation B); ``"auto"`` is the first where the
+        routing
             is `InvertedAttention`.
 
     Official: the same network. The code divides the agreement by ``sqrt(D)`` and the paper's equation does not; the
@@ -92,7 +93,7 @@ class Tsai2020(CapsuleSpec):
         layers.conv_capsules("caps2", self.types, self.dim, 3, **options)
         for number, parents in enumerate(self.dense, start=3):
             layers.dense_capsules(f"caps{number}", parents, self.dim, **options)
-        layers.dense_capsules("class", self.classes, self.dim, **options)
+        layers.dense_capsules("classes", self.classes, self.dim, **options)
         decoder = self.hidden if self.reconstruction else None
         return CapsuleNetwork(self, layers, self.head, schedule=_schedule(self.schedule, routing), decoder=decoder)
 
@@ -116,12 +117,13 @@ class Tsai2020Dynamic(CapsuleSpec):
     ========  ================================================  ================
     backbone  9x9, 256 channels, ReLU                           256 x 24 x 24
     primary   9x9 stride 2, 32 types of 8, squash               8 x 8 x 32 x 8
-    class     all 2048 capsules                                 10 x 16
+    classes   all 2048 capsules                                 10 x 16
     ========  ================================================  ================
 
     7,992,576 (7.99M) and 31,585,536 (31.59M) parameters. With the ResNet backbone the primary convolution has stride 1;
-    the printed 12.45M and 36.04M are 12,451,136 and 36,044,096, and need 256 channels in the last stage where appendix A.1
-    says 128 (6,616,128). Weights start as in `torchcaps.models.sabour2017.Sabour2017`; the paper does not say.
+    the printed 12.45M and 36.04M are 12,451,136 and 36,044,096, and need 256 channels in the last stage where
+    appendix A.1 says 128 (6,616,128). Weights start as in `torchcaps.models.sabour2017.Sabour2017`; the paper does
+    not say.
     """
 
     paper = "Tsai 2020"
@@ -146,7 +148,7 @@ class Tsai2020Dynamic(CapsuleSpec):
         else:
             add_resnet(layers, (*self.stages, (self.width, self.blocks)))
         primary = layers.primary(self.types, self.primary_dim, 9, stride=2 if self.backbone == "simple" else 1)
-        layers.dense_capsules("class", self.classes, self.dim, routing=self.algorithm)
+        layers.dense_capsules("classes", self.classes, self.dim, routing=self.algorithm)
         init.each_layer(primary, init.he_normal)
         return CapsuleNetwork(self, layers, self.head, decoder=self.hidden if self.reconstruction else None)
 
@@ -166,11 +168,11 @@ class Tsai2020EM(CapsuleSpec):
     primary   1x1, 32 poses of 4x4 and 32 activations           16 x 16 x 32 x 16
     caps1     3x3 stride 2, 32 types                            7 x 7 x 32 x 16
     caps2     3x3, 32 types                                     5 x 5 x 32 x 16
-    class     the whole grid, shared matrices, coordinates      10 x 16
+    classes   the whole grid, shared matrices, coordinates      10 x 16
     ========  ================================================  ==================
 
-    453,044 (0.45M), 499,304 (0.50M), and with the ResNet backbone 1,710,580 (1.71M) and 1,756,840 (1.76M) parameters. The
-    table's "800 x 4 x 4" read literally, matrices for every place, would have 575,924.
+    453,044 (0.45M), 499,304 (0.50M), and with the ResNet backbone 1,710,580 (1.71M) and 1,756,840 (1.76M) parameters.
+    The table's "800 x 4 x 4" read literally, matrices for every place, would have 575,924.
     """
 
     paper = "Tsai 2020"
@@ -219,7 +221,7 @@ class Tsai2020Diverse(CapsuleSpec):
     conv1     3x3 stride 2, 1024 channels, ReLU               1024 x 18 x 18
     primary   3x3 stride 2 without bias, 16 types of 8x8, LN  8 x 8 x 16 x 64
     caps1     3x3, 16 types                                   6 x 6 x 16 x 64
-    class     all 576 capsules                                10 x 64
+    classes   all 576 capsules                                10 x 64
     head      one linear map to a logit, shared               10
     ========  ==============================================  ==================
 
@@ -260,7 +262,7 @@ class Tsai2020Diverse(CapsuleSpec):
         activation = "layer_norm" if normalized else "squash"
         layers.primary(self.types, self.dim, 3, stride=2, bias=False, activation=activation)
         layers.conv_capsules("caps1", self.types, self.dim, 3, routing=routing, pose=self.pose)
-        layers.dense_capsules("class", self.classes, self.dim, routing=routing, pose=self.pose)
+        layers.dense_capsules("classes", self.classes, self.dim, routing=routing, pose=self.pose)
         model = CapsuleNetwork(self, layers, self.head, schedule=_schedule(self.schedule, routing), n_objects=None)
         if not normalized:
             init.each_layer(model.front, init.he_normal)

@@ -9,7 +9,6 @@ from torchcaps.models.recipe import LossChoice, OptimizerChoice, Recipe
 from torchcaps.models.registry import register
 from torchcaps.models.schedules import Exponential
 from torchcaps.models.spec import CapsuleSpec, Image
-from torchcaps.nn.sizes import as_count
 from torchcaps.routing import Quadratic, Routing
 
 __all__ = ["Yang2021"]
@@ -24,7 +23,7 @@ class Yang2021(CapsuleSpec):
     =========  ===========================================================  ===============
     conv1      9x9, 256 channels, ReLU (CIFAR-10: leaky)                    256 x 20 x 20
     primary    9x9 stride 2, 32 types of 8 (CIFAR-10: 64), squash           6 x 6 x 32 x 8
-    class      all 1152 capsules; one coefficient for each and each class   10 x 16
+    classes    all 1152 capsules; one coefficient for each and each class   10 x 16
     decoder    160, 512, 1024, 784; none for CIFAR-10, nor in "/FC" columns 28 x 28
     =========  ===========================================================  ===============
 
@@ -38,11 +37,12 @@ class Yang2021(CapsuleSpec):
         width, types, primary_dim, dim, padding, n_objects, hidden: as in `Sabour2017`.
 
     Official: code that implements the paper (its authorship is inferred) has a ReLU before the primary squash, no
-    reconstruction, and maximises ``|squash(v)|²`` by Adam at the rate of the weights, 0.0001, with lambda 0.00001, from coefficients of 1.
+    reconstruction, and maximises ``|squash(v)|²`` by Adam at the rate of the weights, 0.0001, with lambda 0.00001,
+    from coefficients of 1.
 
-    Deviation: the paper does not say what coefficients start from. That code's 1 means sums over all children undivided:
-    at the paper's learning rate of 0.001 one step then saturates every class capsule, and training ends there. They
-    start at 0.1 here, one over the number of classes, which is where dynamic routing starts.
+    Deviation: the paper does not say what coefficients start from. That code's 1 means sums over all children
+    undivided: at the paper's learning rate of 0.001 one step then saturates every class capsule, and training ends
+    there. They start at 0.1 here, one over the number of classes, which is where dynamic routing starts.
     """
 
     paper = "Yang 2021"
@@ -66,7 +66,7 @@ class Yang2021(CapsuleSpec):
             raise ValueError(f"penalty must be 'l1' or 'l2', got {self.penalty!r}")
         if self.penalty is not None and not isinstance(self.routing, Quadratic):
             raise ValueError(f"penalty belongs to Quadratic routing, and this model's is {self.routing}")
-        if not 1 <= as_count(self.n_objects, "n_objects") <= self.classes:
+        if self.n_objects > self.classes:
             raise ValueError(f"n_objects must be at most the number of classes, {self.classes}, got {self.n_objects}")
 
     @property
@@ -87,10 +87,8 @@ class Yang2021(CapsuleSpec):
         layers = self.layers()
         layers.conv("conv1", self.width, 9, padding=4 if same else 0)
         layers.relu(self.slope)
-        layers.primary(
-            self.types, self.primary_dim, 9, stride=2, padding="same" if same else 0, relu=self.official
-        )
-        layers.dense_capsules("class", self.classes, self.dim, routing=self.algorithm)
+        layers.primary(self.types, self.primary_dim, 9, stride=2, padding="same" if same else 0, relu=self.official)
+        layers.dense_capsules("classes", self.classes, self.dim, routing=self.algorithm)
         decoder = self.hidden if self.reconstruction and not self.official else None
         model = CapsuleNetwork(self, layers, self.head, decoder=decoder, n_objects=self.n_objects)
         init.each_layer(model.front, init.he_normal)

@@ -24,9 +24,9 @@ class CapsuleStack(nn.Module):
     With one iteration both are the same; the first layer is the same for any number.
 
     Args:
-        layers: `DenseCapsules` and `ConvCapsules`, the lowest first, or a dictionary of them by name. To step concurrently they must have the same
-            number of iterations, and their gradients must flow through all of them: the layer above never reads
-            the last one.
+        layers: `DenseCapsules` and `ConvCapsules`, the lowest first, or a dictionary of them by name. To step
+            concurrently they must have the same number of iterations, and their gradients must flow through all of
+            them: the layer above never reads the last one.
         schedule: see above.
 
     Shapes:
@@ -41,12 +41,12 @@ class CapsuleStack(nn.Module):
         super().__init__()
         if not isinstance(layers, Iterable):
             raise TypeError(f"layers must be a list of capsule layers, got {type(layers).__name__}")
-        named = isinstance(layers, Mapping)
-        layers = dict(layers) if named else dict(enumerate(layers))
-        for layer in layers.values():
+        named = cast(dict[str, CapsuleLayer], dict(layers)) if isinstance(layers, Mapping) else None
+        given = cast(list[CapsuleLayer], list(layers)) if named is None else list(named.values())
+        for layer in given:
             if not isinstance(layer, CapsuleLayer):
                 raise TypeError(f"layers must be DenseCapsules or ConvCapsules, got {type(layer).__name__}")
-        self.layers = nn.ModuleDict(layers) if named else nn.ModuleList(layers.values())
+        self.layers = nn.ModuleList(given) if named is None else nn.ModuleDict(named)
         self.schedule = schedule
         if schedule not in ("concurrent", "sequential"):
             raise ValueError(f"schedule must be 'concurrent' or 'sequential', got {schedule!r}")

@@ -123,8 +123,8 @@ class Routing:
         slots, competition: how the layer wires children to votes; see `torchcaps.votes.Wiring`.
         vote_bias: whether votes have a bias for each slot and parent.
         iterations: steps of the loop; iterative algorithms make it a field.
-        presence: what tells that a parent is there: its ``"length"``, its ``"normalized"`` length (over ``sqrt(D)``), its
-            ``"activation"``, or ``None``: nothing does, and a model needs a classifier on top.
+        presence: what tells that a parent is there: its ``"length"``, its ``"normalized"`` length (over ``sqrt(D)``),
+            its ``"activation"``, or ``None``: nothing does, and a model needs a classifier on top.
         dropout: of the input capsules. residual: whether the children are added to the parents.
     """
 

@@ -1,0 +1,130 @@
+"""Compiled, exported, channels last, in half precision: the same model."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+
+import torchcaps
+from tests.models.narrow import CAPSULE_MODELS, EVERY, batch, narrow
+from tests.tolerances import HALF, SAME, relative_rms
+from torchcaps.models import Network
+
+
+def structure(model: Network) -> tuple[object, ...]:
+    """What makes a program of its own: the modules in order and the routings, whatever their sizes."""
+    modules = tuple(type(module) for module in model.modules())
+    routings = tuple(str(module.routing) for module in model.modules() if hasattr(module, "routing"))
+    return (*modules, *routings, model.n_objects)
+
+
+STRUCTURES = list({structure(narrow(name)): name for name in reversed(torchcaps.list_models())}.values())
+EVERY_STRUCTURE = pytest.mark.parametrize("name", STRUCTURES)
+BATCH = torch.export.Dim("batch", min=1, max=64)
+
+
+def test_every_structure_is_there() -> None:
+    assert len(STRUCTURES) >= 20
+    assert {name.split("_")[0] for name in STRUCTURES} >= {
+        "sabour2017",
+        "choi2019",
+        "tsai2020",
+        "chen2019",
+        "hinton2018",
+    }
+
+
+@EVERY_STRUCTURE
+def test_one_graph_under_compile(name: str) -> None:
+    torch.compiler.reset()
+    model = narrow(name).eval()
+    images = batch(model, 3)[0]
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    assert relative_rms(compiled(images).scores, model(images).scores) < SAME[torch.float32]
+
+
+@EVERY_STRUCTURE
+def test_export_with_a_dynamic_batch(name: str) -> None:
+    model = narrow(name).eval()
+    program = torch.export.export(model, (batch(model, 3)[0],), dynamic_shapes={"images": {0: BATCH}})
+    for n_images in (1, 5):
+        images = batch(model, n_images)[0]
+        found, expected = program.module()(images), model(images)
+        assert relative_rms(found.scores, expected.scores) < SAME[torch.float32]
+        if expected.reconstruction is not None:
+            assert relative_rms(found.reconstruction, expected.reconstruction) < SAME[torch.float32]
+
+
+@pytest.mark.parametrize("name", ["sabour2017_mnist", "tsai2020_resnet_cifar10"])
+def test_a_training_step_under_compile(name: str) -> None:
+    torch.compiler.reset()
+    model = narrow(name).double()
+    images, labels, _ = batch(model, 3)
+    images = images.double()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    gradients = []
+    for run in (model, compiled):
+        model.zero_grad()
+        model.loss()(run(images, labels), labels, images).backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))  # type: ignore[union-attr]
+    assert relative_rms(gradients[1], gradients[0]) < SAME[torch.float64]
+
+
+@EVERY
+def test_channels_last_is_the_same_model(name: str) -> None:
+    model = narrow(name).double().eval()
+    images = batch(model, 3)[0].double()
+    expected = model(images)
+    found = model.to(memory_format=torch.channels_last)(images.to(memory_format=torch.channels_last))
+    assert relative_rms(found.scores, expected.scores) < SAME[torch.float64]
+    if expected.reconstruction is not None:
+        assert relative_rms(found.reconstruction, expected.reconstruction) < SAME[torch.float64]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+@EVERY
+def test_half_precision_is_finite_and_near(name: str, dtype: torch.dtype) -> None:
+    """As a whole in half precision, and under autocast where the routing stays in float32."""
+    model = narrow(name)
+    images, labels, targets = batch(model, 3)
+    expected = model.eval()(images).scores
+    with torch.autocast("cpu", dtype):
+        mixed = model(images).scores.float()
+    assert relative_rms(mixed, expected) < HALF
+    model.train()
+    with torch.autocast("cpu", dtype):
+        output = model(images, labels)
+    output = output._replace(scores=output.scores.float())
+    if output.reconstruction is not None:
+        output = output._replace(reconstruction=output.reconstruction.float())
+    model.loss()(output, labels, targets).backward()
+    assert all(bool(torch.isfinite(p.grad).all()) for p in model.parameters())  # type: ignore[union-attr]
+    halved = copy.deepcopy(model).eval().to(dtype)(images).scores
+    assert halved.dtype == dtype
+    assert bool(torch.isfinite(halved).all())
+
+
+@pytest.mark.parametrize("name", CAPSULE_MODELS[::4])
+def test_copies_and_saved_weights_give_the_same(name: str) -> None:
+    model = narrow(name).eval()
+    images = batch(model, 2)[0]
+    expected = model(images).scores
+    assert torch.equal(copy.deepcopy(model)(images).scores, expected)
+    assert torch.equal(pickle.loads(pickle.dumps(model))(images).scores, expected)
+    torch.manual_seed(5)
+    other = model.spec.build().eval()
+    assert not torch.equal(other(images).scores, expected)
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(other(images).scores, expected)
+
+
+@EVERY
+def test_nothing_is_written_during_forward_but_batch_statistics(name: str) -> None:
+    model = narrow(name).eval()
+    images, labels, _ = batch(model, 2)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    attributes = {id(module): set(vars(module)) for module in model.modules()}
+    model(images, labels, trace=True)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert {id(module): set(vars(module)) for module in model.modules()} == attributes

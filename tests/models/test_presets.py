@@ -1,0 +1,164 @@
+"""What the authors' code does otherwise, preset by preset; and the recipes."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.models.narrow import EVERY, batch, narrow
+from tests.tolerances import EXACT, SAME, relative_rms
+from torchcaps import create_model
+from torchcaps.models import LossChoice, OptimizerChoice, Recipe
+from torchcaps.models.registry import REGISTRY
+from torchcaps.models.schedules import Constant, Exponential, Inverse, Milestones, OneCycle, Product, TimeDecay
+from torchcaps.nn import squash
+from torchcaps.routing import Dynamic, Quadratic
+
+
+@EVERY
+def test_both_presets_build_and_run(name: str) -> None:
+    for preset in REGISTRY[name].spec.presets:
+        model = narrow(name, preset=preset).eval()
+        assert model(batch(model, 1)[0]).scores.shape == (1, model.spec.classes)
+        assert model.spec.preset == preset
+
+
+def test_sabours_official_primary_layer_divides_by_the_types() -> None:
+    for name, divisor in (("sabour2017_mnist", 4), ("sabour2017_cifar10", 4 + 1)):  # one more with the leak
+        model = narrow(name, preset="official", padding="valid", image=(1, 28, 28)).double()
+        features = torch.rand(2, 16, 20, 20, dtype=torch.float64)
+        primary = model.front.primary
+        sums = F.conv2d(features, primary.pose.weight, None, stride=2) / divisor + primary.pose.bias[:, None, None]
+        expected = squash(sums.unflatten(1, (4, 8)).permute(0, 3, 4, 1, 2))
+        assert relative_rms(primary(features).pose, expected) < SAME[torch.float64]
+
+
+def test_sabours_official_start() -> None:
+    torch.manual_seed(0)
+    model = create_model("sabour2017_mnist", preset="official")
+    layer = model.capsules.layers["digit"]
+    assert bool((layer.coefficients["bias"] == 0.1).all())
+    assert layer.routing == Dynamic(3, bias=True)
+    for weight, bias, std in (
+        (model.front.conv1.weight, model.front.conv1.bias, 0.05),
+        (model.front.primary.pose.weight, model.front.primary.pose.bias, 0.1),
+        (model.decoder.layers[0].weight, model.decoder.layers[0].bias, 0.1),
+        (layer.weight, layer.coefficients["bias"], 0.1),
+    ):
+        assert float(weight.detach().abs().max()) <= 2 * std * (1 + 1e-6)  # cut off at twice the deviation,
+        assert float(weight.detach().std()) == pytest.approx(0.8796 * std, rel=0.03)  # which leaves 0.8796 of it
+        assert bool((bias == 0.1).all())
+
+
+def test_sabours_official_loss_weighs_reconstruction_twenty_times() -> None:
+    paper, official = (narrow("sabour2017_mnist", preset=preset) for preset in ("paper", "official"))
+    images, labels, _ = batch(paper, 4)
+    output = paper(images, labels)
+    bare = output._replace(reconstruction=None)
+    margin, error = (paper.loss()(bare, labels), paper.loss()(output, labels, images) - paper.loss()(bare, labels))
+    assert torch.allclose(official.loss()(bare, labels), margin / 20)
+    assert torch.allclose(official.loss()(output, labels, images), margin / 20 + error)
+
+
+def test_chens_official_margins_and_weak_baseline() -> None:
+    assert [create_official(n).recipe.loss.positive for n in ("chen2019_fc_mnist", "chen2019_fc_cifar10")] == [0.7, 0.6]
+    assert narrow("chen2019_fc_mnist").recipe.loss.positive == 0.9
+    baseline = create_official("chen2019_dynamic_mnist")
+    assert baseline.capsules.layers["classes"].routing.iterations == 4
+    assert baseline.recipe.optimizer == OptimizerChoice("sgd", 1e-2, momentum=0.9)
+    assert isinstance(baseline.front.primary.activation, torch.nn.Identity)
+
+
+def create_official(name: str):
+    return narrow(name, preset="official")
+
+
+def test_yangs_official_objective() -> None:
+    model = create_official("yang2021_mnist")
+    routing = model.capsules.layers["classes"].routing
+    assert (routing.method, routing.objective, routing.initial, routing.rate) == ("adam", "capsule", 1.0, 1e-4)
+    assert model.decoder is None
+    assert model.front.primary.relu
+    assert narrow("yang2021_mnist").capsules.layers["classes"].routing == Quadratic(initial=0.1)
+
+
+def test_trap_16_sabours_rate_decays_at_every_step() -> None:
+    recipe = create_model("sabour2017_mnist", width=4, types=2).recipe
+    assert recipe.rate(0) == 1e-3
+    assert abs(recipe.rate(1000) - 1e-3 * 0.96**0.5) < EXACT
+    assert recipe.rate(10_000_000) == 1e-6
+    multi = create_model("sabour2017_multimnist", width=4, types=2).recipe
+    assert abs(multi.rate(10_000) - 1e-3 * 0.96**0.5) < EXACT
+
+
+def test_trap_24_chois_rate_is_halved_after_10000_steps() -> None:
+    paper, official = (narrow("choi2019_mnist", preset=preset).recipe for preset in ("paper", "official"))
+    assert paper.rate(10_000) == pytest.approx(0.5e-3)
+    assert official.rate(10_000, epoch=50) == paper.rate(10_000)
+    assert official.rate(10_000, epoch=51) == pytest.approx(0.25e-3)
+
+
+def test_the_other_schedules() -> None:
+    assert [Milestones((150, 250), 0.1).factor(0, epoch) for epoch in (149, 150, 250)] == pytest.approx([1, 0.1, 0.01])
+    assert Inverse(1e-4, 0.75).factor(10_000) == pytest.approx(2**-0.75)
+    assert [Exponential(0.6, 8000, staircase=True).factor(step) for step in (7999, 8000)] == [1, 0.6]
+    assert Product(Constant(), TimeDecay(0.5)).factor(2) == 0.5
+    cycle = [OneCycle().factor(step, total=100) for step in range(100)]
+    assert cycle[0] == pytest.approx(0.04)
+    assert max(cycle) == cycle[30] == 1
+    assert cycle[99] == pytest.approx(1e-4)
+    assert cycle[:31] == sorted(cycle[:31])
+    assert cycle[30:] == sorted(cycle[30:], reverse=True)
+    with pytest.raises(ValueError, match="OneCycle needs to know"):
+        OneCycle().factor(3)
+
+
+@EVERY
+def test_the_recipe_is_complete_and_steps(name: str) -> None:
+    """A loss, an optimiser, a schedule, data, and how long; and the optimiser's own step lowers nothing to NaN."""
+    model = narrow(name)
+    recipe = model.recipe
+    assert isinstance(recipe, Recipe)
+    assert recipe.data
+    assert (recipe.steps is None) != (recipe.epochs is None)
+    assert 0 < recipe.rate(0, total=1000) <= recipe.optimizer.rate
+    images, labels, targets = batch(model, 2)
+    optimizer = recipe.optimizer.make(model.parameters())
+    model.loss()(model(images, labels), labels, targets).backward()
+    optimizer.step()
+    states = [tensor for state in optimizer.state.values() for tensor in state.values() if torch.is_tensor(tensor)]
+    n_kept = sum(tensor.numel() for tensor in states if tensor.dim() > 0)
+    assert n_kept == recipe.optimizer.n_states * model.n_parameters
+    assert all(bool(torch.isfinite(parameter).all()) for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "loss"),
+    [
+        ("sabour2017_mnist", LossChoice("margin", weight=0.0005)),
+        ("choi2019_mnist", LossChoice("margin", pixels="mean", weight=0.3)),
+        ("tsai2020_cifar10", LossChoice("cross_entropy")),
+        ("tsai2020_em_cifar10", LossChoice("spread", margin_steps=350 * 391)),
+        ("tsai2020_diverse_dynamic", LossChoice("binary")),
+        ("hinton2018_smallnorb", LossChoice("spread", margin="sigmoid")),
+        ("sabour2017_cnn_multimnist", LossChoice("binary")),
+        ("chen2019_fc_mnist", LossChoice("margin", pixels="half")),
+    ],
+)
+def test_each_paper_has_its_loss(name: str, loss: LossChoice) -> None:
+    assert narrow(name).recipe.loss == loss
+
+
+def test_the_spread_loss_knows_the_step() -> None:
+    model = narrow("hinton2018_smallnorb")
+    images, labels, _ = batch(model, 4)
+    output = model(images)
+    early, late = (model.loss()(output, labels, step=step) for step in (0, math.inf))
+    assert float((late - early).detach()) > 0
+
+
+def test_changes_to_the_recipe_are_made_by_replacing() -> None:
+    recipe = narrow("capsnet_small").recipe
+    assert dataclasses.replace(recipe, batch_size=7).batch_size == 7

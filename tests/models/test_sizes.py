@@ -1,0 +1,70 @@
+"""Other images and classes than the paper's: 20x20 to 64x64, 1 to 4 channels, 2 to 196 classes."""
+
+import re
+
+import pytest
+import torch
+
+from tests.models.narrow import EVERY, narrow
+from torchcaps import create_model
+
+# (image, classes): the smallest, the largest, and one that is neither square nor even.
+SIZES = [((1, 20, 20), 2), ((4, 64, 64), 196), ((2, 33, 46), 7)]
+
+# What can't take 20x20, and the smallest that it takes.
+SMALLEST = {"chen2019_multi_cifar10": 23, "capsnet_images": 25}
+
+
+@pytest.mark.parametrize(("image", "classes"), SIZES, ids=["small", "large", "odd"])
+@EVERY
+def test_other_sizes_at_full_width(name: str, image: tuple[int, int, int], classes: int) -> None:
+    """On the meta device: every layer is built for what reaches it, and the output has the new shape."""
+    with torch.device("meta"):
+        if min(image[1:]) < SMALLEST.get(name, 0):
+            with pytest.raises(ValueError, match=f"image must be {SMALLEST[name]}x{SMALLEST[name]} or larger"):
+                create_model(name, image=image, classes=classes)
+            return
+        model = create_model(name, image=image, classes=classes).eval()
+        output = model(torch.empty(2, *image))
+    assert output.scores.shape == (2, classes)
+    if output.reconstruction is not None:
+        assert output.reconstruction.shape[-3:] == image
+
+
+@pytest.mark.parametrize(("image", "classes"), [((1, 20, 20), 2), ((4, 33, 46), 23)], ids=["small", "odd"])
+@EVERY
+def test_other_sizes_in_numbers(name: str, image: tuple[int, int, int], classes: int) -> None:
+    image = (image[0], *(max(side, SMALLEST.get(name, 0)) for side in image[1:]))
+    model = narrow(name, image=image, classes=classes).eval()
+    with torch.no_grad():
+        scores = model(torch.rand(1, *image)).scores
+    assert scores.shape == (1, classes)
+    assert bool(torch.isfinite(scores).all())
+
+
+@pytest.mark.parametrize(
+    ("name", "least"),
+    [
+        ("sabour2017_mnist", 17),
+        ("sabour2017_cnn_multimnist", 4),
+        ("tsai2020_cifar10", 13),
+        ("tsai2020_dynamic_resnet_cifar10", 17),
+        ("tsai2020_em_cifar10", 14),
+        ("tsai2020_diverse_matrix", 13),
+        ("tsai2020_diverse_cnn", 13),
+        ("chen2019_multi_cifar10", 23),
+        ("chen2019_fc_mnist", 17),
+        ("hinton2018_smallnorb", 17),
+        ("tsai2020_cnn_cifar10", 5),
+    ],
+)
+def test_the_smallest_possible_image_is_named(name: str, least: int) -> None:
+    """And it is possible: that size works, one less does not."""
+    channels = narrow(name).spec.image[0]
+    assert (
+        narrow(name, image=(channels, least, least)).eval()(torch.rand(1, channels, least, least)).scores.shape[0] == 1
+    )
+    with pytest.raises(ValueError, match=f"image must be {least}x{least} or larger.*window of"):
+        narrow(name, image=(channels, least - 1, least - 1))
+    with pytest.raises(ValueError, match=re.escape(f"got {least + 9}x1")):
+        narrow(name, image=(channels, least + 9, 1))

@@ -1,0 +1,74 @@
+"""The table of layers: shapes, parameters, multiply-adds."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import torchcaps
+from tests.models.narrow import CAPSULE_MODELS, EVERY, narrow
+from torchcaps.models.summary import Row
+from torchcaps.routing import EM, Dynamic, InvertedAttention
+
+
+@EVERY
+def test_parameters_add_up_and_the_table_says_so(name: str) -> None:
+    model = narrow(name)
+    summary = model.summary()
+    assert summary.parameters == sum(p.numel() for p in model.parameters())
+    lines = str(summary).splitlines()
+    assert str(model) == str(summary)
+    assert lines[0].startswith(f"{name}: {type(model.spec).__name__}(image=")
+    assert lines[1].split() == ["layer", "out", "parameters", "multiply-adds", "votes"]
+    assert f"{summary.parameters:,}" in lines[-1]
+    assert len(lines) == len(summary.rows) + 3
+
+
+@pytest.mark.parametrize("name", [name for name in torchcaps.list_models() if name not in CAPSULE_MODELS])
+def test_multiply_adds_of_convolutional_nets_are_torchs_own_count(name: str) -> None:
+    model = narrow(name).eval()
+    with FlopCounterMode(display=False) as counter:
+        model(torch.rand(1, *model.spec.image))
+    assert 2 * model.summary().multiply_adds == counter.get_total_flops()
+
+
+def test_multiply_adds_of_capsnet_by_hand() -> None:
+    with torch.device("meta"):
+        rows = {row.name: row for row in torchcaps.create_model("sabour2017_mnist").summary().rows}
+    votes = 1152 * 10 * 16
+    assert rows["conv1"] == Row("conv1", "conv 9x9", (256, 20, 20), 20_992, 256 * 400 * 81)
+    assert rows["primary"].multiply_adds == 256 * 36 * 81 * 256
+    assert rows["primary"].output == (6, 6, 32, 8)
+    assert rows["digit"].votes == votes
+    assert rows["digit"].multiply_adds == votes * 8 + votes * 5  # to make them; three sums and two agreements
+    assert rows["decoder"].multiply_adds == 160 * 512 + 512 * 1024 + 1024 * 784
+
+
+@pytest.mark.parametrize(("routing", "passes"), [(InvertedAttention(3), 5), (EM(2), 8), (Dynamic(1), 1)])
+def test_each_reduction_of_the_votes_counts(routing: object, passes: int) -> None:
+    """EM: a sum and two multiplications for the squares twice, the distances once."""
+    model = narrow("tsai2020_cifar10", routing=routing, schedule="sequential")
+    row = next(row for row in model.summary().rows if row.name == "caps1")
+    assert row.multiply_adds == row.votes * (4 + passes)  # 4x4 matrices: four products for each number
+
+
+def test_the_table_is_that_of_the_model_as_it_is_now() -> None:
+    """Also after its owner has changed it, and without copying or moving a weight."""
+    model = narrow("sabour2017_mnist")
+    before = model.summary().parameters
+    state = copy.deepcopy(model.state_dict())
+    model.front.conv1 = nn.Conv2d(1, 16, 9, bias=False)
+    assert model.summary().parameters == before - 16
+    model.front.conv1 = nn.Conv2d(1, 16, 9)
+    model.load_state_dict(state)
+    model.summary()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+    assert model.training
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_the_table_is_the_same_on_the_meta_device() -> None:
+    for name in ("choi2019_mnist", "tsai2020_resnet_cifar10", "hinton2018_smallnorb"):
+        assert narrow(name).summary() == narrow(name).to("meta").summary()
