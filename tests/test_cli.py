@@ -68,10 +68,10 @@ def test_show_prints_layers_and_memory(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_show_takes_the_models_own_fields(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["show", "sabour2017_mnist", "--image", "3x64x64", "--classes", "196", "--batch", "16", "--json"]
+    words = ["show", "sabour2017_mnist", "--image", "3x24x24", "--classes", "21", "--batch", "16", "--json"]
     shown = json.loads(run(capsys, *words, "--routing", "em", "--routing.iterations", "3", "--reconstruction", "false"))
     layers = {layer["name"]: layer for layer in shown["layers"]}
-    assert layers["digit"]["output"] == [196, 16]
+    assert layers["digit"]["output"] == [21, 16]
     assert "EM(iterations=3)" in layers["digit"]["kind"]
     assert "decoder" not in layers
     assert shown["memory"]["stored"]["total"] > shown["memory"]["streamed"]["total"]

@@ -133,15 +133,13 @@ def show_command(words: list[str]) -> None:
     if spec is not None:
         _add_fields(parser, spec)
     options = parser.parse_args([_plain(word) for word in _named_routing(words)])
-    assert spec is not None
-    changes = {field.name: options[field.name] for field in dataclasses.fields(spec) if options[field.name] is not None}
-    chosen = parser.instantiate(options)
-    changes = {key: chosen[key] for key in changes if chosen[key] != getattr(spec, key)}
-    with torch.device("meta"):
-        model = create_model(options.name, **changes)
-    batch = options.batch or model.recipe.batch_size
+    assert spec is not None, "the parser requires a name"
     if options.batch is not None and options.batch < 1:
         parser.error(f"--batch must be 1 or more, got {options.batch}")
+    chosen = parser.instantiate(options)
+    with torch.device("meta"):
+        model = create_model(options.name, **{field.name: chosen[field.name] for field in dataclasses.fields(spec)})
+    batch = options.batch or model.recipe.batch_size
     summary = model.summary()
     memory = _memory(model, summary, batch)
     if options.json:

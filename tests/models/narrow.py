@@ -37,7 +37,7 @@ NARROW: dict[type, dict[str, Any]] = {
     Hinton2018: {"width": 16, "primary_types": 4, "types": 4},
     Tsai2020: {"width": 16, "types": 4, "stages": ((16, 1),), "blocks": 1},
     Tsai2020Dynamic: {"width": 16, "types": 4, "stages": ((16, 1),), "blocks": 1},
-    Tsai2020EM: {"width": 16, "types": 4, "stages": ((16, 1),), "blocks": 1},
+    Tsai2020EM: {"width": 16, "types": 4, "stages": ((16, 1),), "blocks": 1, "image": (3, 20, 20)},
     Tsai2020Diverse: {"width": 16, "types": 4, "dim": 16},
     Chen2019: {"width": 16, "types": 4, "hidden": (32,)},
     Chen2019Multi: {"width": 16, "types": 4},
@@ -61,7 +61,19 @@ def narrow(name: str, **changes: Any) -> Network:
     reduced = dict(NARROW[type(REGISTRY[name].spec)])
     if name.startswith("tsai2020") and "cifar100" in name and "dim" in REGISTRY[name].spec.__dataclass_fields__:
         reduced["dim"] = 16
+    if name == "capsnet_images":
+        reduced |= {"image": (3, 32, 32), "stages": ((16, 1), (16, 1))}
     return torchcaps.create_model(name, **(reduced | changes))
+
+
+def structure(model: Network) -> tuple[object, ...]:
+    """What makes a program of its own: the modules in order and the routings, whatever their sizes."""
+    modules = tuple(type(module) for module in model.modules())
+    routings = tuple(str(module.routing) for module in model.modules() if hasattr(module, "routing"))
+    return (*modules, *routings, model.n_objects)
+
+
+STRUCTURES = list({structure(narrow(name)): name for name in reversed(torchcaps.list_models())}.values())
 
 
 @functools.cache

@@ -6,20 +6,9 @@ import pickle
 import pytest
 import torch
 
-import torchcaps
-from tests.models.narrow import CAPSULE_MODELS, EVERY, batch, narrow
+from tests.models.narrow import CAPSULE_MODELS, EVERY, STRUCTURES, batch, narrow
 from tests.tolerances import HALF, SAME, relative_rms
-from torchcaps.models import Network
 
-
-def structure(model: Network) -> tuple[object, ...]:
-    """What makes a program of its own: the modules in order and the routings, whatever their sizes."""
-    modules = tuple(type(module) for module in model.modules())
-    routings = tuple(str(module.routing) for module in model.modules() if hasattr(module, "routing"))
-    return (*modules, *routings, model.n_objects)
-
-
-STRUCTURES = list({structure(narrow(name)): name for name in reversed(torchcaps.list_models())}.values())
 EVERY_STRUCTURE = pytest.mark.parametrize("name", STRUCTURES)
 BATCH = torch.export.Dim("batch", min=1, max=64)
 
