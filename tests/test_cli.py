@@ -48,7 +48,9 @@ def test_list_by_pattern_and_for_machines(capsys: pytest.CaptureFixture[str]) ->
     assert [row["name"] for row in rows] == ["choi2019_affnist", "choi2019_cifar10", "choi2019_mnist"]
     assert rows[2]["parameters"] == 5_312_528
     assert rows[2]["published"] == "5.31M"
-    assert "did you mean" in refusal("list", "choy2019")
+    assert "no model has 'choy2019' in its name, paper or data" in refusal("list", "choy2019")
+    assert len(json.loads(run(capsys, "list", "Sabour 2017", "--json"))) == 9
+    assert run(capsys, "--version") == f"torchcaps {torchcaps.__version__}\n"
 
 
 def test_show_prints_layers_and_memory(capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,10 +61,10 @@ def test_show_prints_layers_and_memory(capsys: pytest.CaptureFixture[str]) -> No
         "6 x 6 x 32 x 8",
         "1,474,560",
         "203,202,560",
-        "Memory to train with batches of 16",
+        "Memory to train on a CPU with batches of 16, MiB:",
         "votes stored",
         "votes streamed",
-        "Trained by default with Recipe(",
+        "Trained by default with the margin loss, adam at 0.001, Exponential(decay=0.96, period=2000",
     ):
         assert words in text, words
 
@@ -84,6 +86,23 @@ def test_show_takes_the_models_own_fields(capsys: pytest.CaptureFixture[str]) ->
     assert other["layers"][0]["output"] == [256, 10, 10]
 
 
+def test_a_routing_by_name_is_that_of_create_model(capsys: pytest.CaptureFixture[str]) -> None:
+    """With its own defaults, whatever those of the model's routing; and flags may come first."""
+    for flags in (["--routing", "em"], ["--routing=EM"]):
+        shown = json.loads(run(capsys, "show", "--batch", "1", *flags, "--json", "sabour2017_svhn"))
+        assert shown["fields"]["routing"] == str(torchcaps.create_model("sabour2017_svhn", routing="em").spec.routing)
+    shown = json.loads(run(capsys, "show", "capsnet_small", "--routing.leak", "true", "--hidden", "32,16", "--json"))
+    assert shown["fields"]["routing"] == "Dynamic(iterations=3, gradient='full', leak=True, prior=False, bias=False)"
+    assert shown["fields"]["hidden"] == [32, 16]
+    assert shown["recipe"]["batch_size"] == 64
+
+
+def test_the_parts_of_the_memory_add_up(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = run(capsys, "show", "capsnet_small", "--batch", "2").splitlines()
+    numbers = [float(cell) for line in lines if line.startswith(" votes stored") for cell in line.split()[2:]]
+    assert sum(numbers[:4]) == pytest.approx(numbers[4], abs=0.3)
+
+
 def test_the_defaults_of_show_are_the_models(capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("chen2019_multi_cifar10", "yang2021_mnist", "sabour2017_cnn_mnist"):
         shown = json.loads(run(capsys, "show", name, "--json", "--batch", "1"))
@@ -96,8 +115,8 @@ def test_the_defaults_of_show_are_the_models(capsys: pytest.CaptureFixture[str])
         (["shw"], "did you mean 'show'"),
         (["show"], "required: name"),
         (["show", "sabour2017_mnst"], "did you mean 'sabour2017_mnist'"),
-        (["show", "sabour2017_mnist", "--depth", "2"], "--depth"),
-        (["show", "sabour2017_mnist", "--image", "28x28"], "image"),
+        (["show", "sabour2017_mnist", "--depth", "2"], "there is no flag --depth: this model has --batch, --classes"),
+        (["show", "sabour2017_mnist", "--image", "28x28"], "--image must be CHANNELSxHEIGHTxWIDTH, such as 3x64x64"),
         (["show", "sabour2017_mnist", "--image", "1x9x9"], "image must be 17x17 or larger"),
         (["show", "sabour2017_mnist", "--classes", "many"], "classes"),
         (["show", "sabour2017_mnist", "--routing", "dynamc"], "did you mean 'dynamic'"),
@@ -105,6 +124,7 @@ def test_the_defaults_of_show_are_the_models(capsys: pytest.CaptureFixture[str])
         (["show", "sabour2017_mnist", "--batch", "0"], "--batch must be 1 or more, got 0"),
         (["show", "sabour2017_mnist", "--preset", "mine"], "preset"),
         (["list", "--bogus"], "--bogus"),
+        (["show", "sabour2017_mnist", "--routing", "EM2"], "did you mean 'em'"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_sentence(words: list[str], message: str) -> None:

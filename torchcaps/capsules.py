@@ -22,12 +22,14 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from torchcaps.activations import length
 
 __all__ = [
     "Capsules",
     "as_capsules",
+    "make_saveable",
     "refuse_nan",
     "refuse_negative",
     "refuse_nonfinite",
@@ -57,6 +59,16 @@ class Capsules(NamedTuple):
             return self
         activation = None if self.activation is None else self.activation.flatten(1)
         return Capsules(self.pose.flatten(1, -2), activation)
+
+
+def make_saveable(kind: type, name: str) -> None:
+    """Let exported programs that return this named tuple be saved; an older torch that can't do it is left alone."""
+    register = getattr(pytree, "_register_namedtuple", None)
+    if register is not None:
+        register(kind, serialized_type_name=name)
+
+
+make_saveable(Capsules, "torchcaps.Capsules")
 
 
 def as_capsules(value: "Capsules | Tensor", name: str = "capsules") -> Capsules:

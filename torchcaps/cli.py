@@ -22,8 +22,9 @@ except ImportError as missing:
 
 import torch
 
+import torchcaps
 from torchcaps.fields import known_name
-from torchcaps.models import Network, create_model
+from torchcaps.models import Network, Recipe, create_model
 from torchcaps.models.memory import TrainingMemory, estimate_memory, streaming_layers
 from torchcaps.models.registry import REGISTRY as MODELS
 from torchcaps.models.spec import CapsuleSpec, ModelSpec
@@ -41,7 +42,7 @@ usage: torchcaps COMMAND ...
   list    the models, with paper, data, parameters and routing
   show    one model's layers, what they cost, and the memory that training it takes
 
-'torchcaps COMMAND --help' says more. For example:
+'torchcaps COMMAND --help' says more, 'torchcaps show MODEL --help' what can be changed in a model. For example:
 
   torchcaps list tsai
   torchcaps show sabour2017_mnist --image 3x64x64 --classes 196
@@ -54,7 +55,10 @@ class Parser(ArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Say what was wrong, and leave."""
         sentence = " ".join(str(message).split())
-        sys.exit(f"{self.prog}: {sentence} (see '{self.prog} --help')")
+        sentence = re.sub(r'^Parser key "([\w.]+)": ?', r"--\1: ", sentence)
+        sentence = sentence.replace("Expected a <class 'int'>", "expected a whole number")
+        sentence = re.sub(r"Expected a typing\.Literal\[(.*?)\]", r"expected one of \1", sentence)
+        sys.exit(f"{self.prog}: {sentence.rstrip('.')} (see '{self.prog} --help')")
 
 
 def main(words: list[str] | None = None) -> None:
@@ -63,6 +67,9 @@ def main(words: list[str] | None = None) -> None:
     commands: dict[str, Callable[[list[str]], None]] = {"list": list_command, "show": show_command}
     if not words or words[0] in ("-h", "--help", "help"):
         print(HELP, end="")
+        return
+    if words[0] == "--version":
+        print(f"torchcaps {torchcaps.__version__}")
         return
     try:
         commands[known_name(words[0], commands, "the command")](words[1:])
@@ -82,13 +89,14 @@ def list_command(words: list[str]) -> None:
         description="The models, with paper, data, parameters (and what the paper prints) and routing. "
         "Example: torchcaps list tsai2020 --json",
     )
-    parser.add_argument("pattern", nargs="?", default="", help="only those whose name has this in it")
+    parser.add_argument("pattern", nargs="?", default="", help="only those with this in their name, paper or data")
     parser.add_argument("--json", action="store_true", help="for machines")
     options = parser.parse_args(words)
-    names = [name for name in sorted(MODELS) if options.pattern in name]
-    if not names:
-        known_name(options.pattern, MODELS, "a model whose name has that in it")
-    rows = [_listed(name) for name in names]
+    rows = [_listed(name) for name in sorted(MODELS)]
+    wanted = options.pattern.lower()
+    rows = [row for row in rows if any(wanted in row[key].lower() for key in ("name", "paper", "data"))]
+    if not rows:
+        parser.error(f"no model has {options.pattern!r} in its name, paper or data")
     if options.json:
         print(json.dumps(rows, indent=2))
         return
@@ -122,17 +130,19 @@ def show_command(words: list[str]) -> None:
     parser = Parser(
         prog="torchcaps show",
         description="A model's layers with their shapes, parameters and multiply-adds, and the memory that training "
-        "takes on a CPU. Nothing is trained. Any field of the model is a flag. "
+        "takes on a CPU. Nothing is trained. Any field of the model is a flag: 'torchcaps show MODEL --help'. "
         "Example: torchcaps show tsai2020_cifar10 --image 3x64x64 --classes 196 --routing em --batch 32",
     )
     parser.add_argument("name", help="as 'torchcaps list' has it")
     parser.add_argument("--batch", type=int, default=None, help="images in a batch (default: the recipe's)")
     parser.add_argument("--json", action="store_true", help="for machines")
-    name = next((word for word in words if not word.startswith("-")), None)
-    spec = MODELS[known_name(name, MODELS, "model")].spec if name is not None else None
+    name = _model_name(words)
+    spec = None if name is None else MODELS[known_name(name, MODELS, "model")].spec
     if spec is not None:
-        _add_fields(parser, spec)
-    options = parser.parse_args([_plain(word) for word in _named_routing(words)])
+        words = _readable(parser, spec, words)
+        chosen_routing = any(word.partition("=")[0] == "--routing" for word in words)
+        _add_fields(parser, spec, chosen_routing)
+    options = parser.parse_args(words)
     assert spec is not None, "the parser requires a name"
     if options.batch is not None and options.batch < 1:
         parser.error(f"--batch must be 1 or more, got {options.batch}")
@@ -141,38 +151,74 @@ def show_command(words: list[str]) -> None:
         model = create_model(options.name, **{field.name: chosen[field.name] for field in dataclasses.fields(spec)})
     batch = options.batch or model.recipe.batch_size
     summary = model.summary()
-    memory = _memory(model, summary, batch)
     if options.json:
-        print(json.dumps(_as_json(model, summary, memory, batch), indent=2))
+        print(json.dumps(_as_json(model, summary, _memory(model, summary, batch), batch), indent=2))
     else:
-        _show(model, summary, memory, batch)
+        _show_layers(model, summary)
+        _show_memory(model, _memory(model, summary, batch), batch)
 
 
-def _add_fields(parser: Parser, spec: ModelSpec) -> None:
-    """Make a flag of every field of a model, its value there the default."""
-    group = parser.add_argument_group(f"fields of {type(spec).__name__} ({spec.paper})")
-    for field in dataclasses.fields(spec):
-        kind = typing.get_type_hints(type(spec))[field.name]
-        kind = Routing if field.name == "routing" else kind
-        group.add_argument(f"--{field.name}", type=kind, default=getattr(spec, field.name))
+def _model_name(words: list[str]) -> str | None:
+    """Return the word that is the model's name: it may stand anywhere among the flags."""
+    known = [word for word in words if word in MODELS]
+    if known:
+        return known[0]
+    pairs = zip(["", *words], words, strict=False)
+    free = [w for before, w in pairs if not w.startswith("-") and (not before.startswith("--") or before == "--json")]
+    return free[0] if free else None
 
 
-def _plain(word: str) -> str:
-    """Write ``3x64x64`` as the list that the parser reads."""
-    return re.sub(r"(?<![\w.])(\d+)x(\d+)x(\d+)$", r"[\1, \2, \3]", word)
-
-
-def _named_routing(words: list[str]) -> list[str]:
-    """Write the name of a routing as its class: ``em`` is ``EM``, and ``inverted_attention`` too has one."""
-    named = []
+def _readable(parser: Parser, spec: ModelSpec, words: list[str]) -> list[str]:
+    """Write what people write as the parser reads it: ``3x64x64`` and ``512,1024`` as lists, ``em`` as its class."""
+    tuples = {f"--{f.name}" for f in dataclasses.fields(spec) if typing.get_origin(_kind(spec, f.name)) is tuple}
+    flags = {f"--{f.name}" for f in dataclasses.fields(spec)} | {"--batch", "--json", "--help", "--routing.help"}
+    written = []
     for before, word in zip(["", *words], words, strict=False):
-        flag, _, value = word.rpartition("=")
-        if before == "--routing" or flag == "--routing":
-            cls = ROUTINGS[known_name(value, ROUTINGS, "routing")] if value in ROUTINGS or value.islower() else None
-            value = f"{cls.__module__}.{cls.__qualname__}" if cls else value
-            word = f"{flag}={value}" if flag else value
-        named.append(word)
-    return named
+        flag, equals, value = word.partition("=") if word.startswith("--") else (before, "", word)
+        if word.startswith("--") and flag not in flags and not (flag.startswith("--routing.") and "--routing" in flags):
+            fields = ", ".join(sorted(flags - {"--help", "--routing.help"}))
+            parser.error(f"there is no flag {flag}: this model has {fields}")
+        if value and flag == "--image" and not re.fullmatch(r"\[.*\]|\d+([xX,]\d+){2}", value):
+            parser.error(f"--image must be CHANNELSxHEIGHTxWIDTH, such as 3x64x64, got {value!r}")
+        if value and flag in tuples and re.fullmatch(r"\d+([xX,]\d+)*", value):
+            value = f"[{', '.join(re.split('[xX,]', value))}]"
+        if value and flag == "--routing" and "." not in value:
+            value = _routing_class(value)
+        written.append(f"{flag}={value}" if equals else value if not word.startswith("--") else word)
+    return written
+
+
+def _routing_class(name: str) -> str:
+    """Return the import path of a routing by its name, ``em``, or by that of its class, ``EM``."""
+    classes = {cls.__name__: cls for cls in ROUTINGS.values()}
+    cls = classes[name] if name in classes else ROUTINGS[known_name(name, ROUTINGS, "routing")]
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _kind(spec: ModelSpec, field: str) -> Any:
+    return typing.get_type_hints(type(spec))[field]
+
+
+def _add_fields(parser: Parser, spec: ModelSpec, chosen_routing: bool) -> None:
+    """Make a flag of every field of a model, its value there the default.
+
+    A routing that the user names starts from its own defaults, not from the fields of the model's.
+    """
+    group = parser.add_argument_group(f"fields of {type(spec).__name__}")
+    for field in dataclasses.fields(spec):
+        routing = field.name == "routing"
+        default = None if routing and chosen_routing else getattr(spec, field.name)
+        kind = Routing if routing else _kind(spec, field.name)
+        group.add_argument(f"--{field.name}", type=kind, default=default, help=_described(type(spec), field.name))
+
+
+def _described(cls: type, field: str) -> str:
+    """Return what a class's docstring says of a field."""
+    for owner in cls.__mro__:
+        for names, text in re.findall(r"^ {8}([\w, ]+): (.*(?:\n {12}.*)*)", owner.__doc__ or "", re.MULTILINE):
+            if field in names.split(", "):
+                return " ".join(text.split()).replace("``", "").replace("%", "%%").replace('"', "'")
+    return ""
 
 
 def _memory(model: Network, summary: Summary, batch: int) -> dict[str, TrainingMemory]:
@@ -182,41 +228,48 @@ def _memory(model: Network, summary: Summary, batch: int) -> dict[str, TrainingM
         return {way: estimate_memory(model, batch, streamed) for way, streamed in ways.items()}
 
 
-def _show(model: Network, summary: Summary, memory: dict[str, TrainingMemory], batch: int) -> None:
-    entry, recipe = MODELS[model.name], model.recipe
-    head, *rows, total = summary.cells()
+def _show_layers(model: Network, summary: Summary) -> None:
+    entry = MODELS[model.name]
+    paper = f"{entry.paper}, " if entry.paper else ""
     published = f" (the paper prints {entry.published})" if entry.published and model.spec == entry.spec else ""
-    print(f"{summary.title}\n{entry.paper or 'of no paper'}, {model.n_parameters:,} parameters{published}\n")
+    print(f"{summary.title}\n{paper}{model.n_parameters:,} parameters{published}\n")
+    head, *rows, total = summary.cells()
     table = _table(*head, right=head[3:])
     for row in rows:
         table.add_row(*row)
     table.add_section()
     table.add_row(*total)
     _print(table)
-    table = Table(box=box.SIMPLE_HEAD, title=f"Memory to train with batches of {batch}", title_justify="left")
-    for heading in ("", "weights", f"optimizer ({recipe.optimizer.kind})", "one step", "in all"):
-        table.add_column(heading, justify="right" if heading else "left")
+
+
+def _show_memory(model: Network, memory: dict[str, TrainingMemory], batch: int) -> None:
+    print(f"Memory to train on a CPU with batches of {batch}, MiB:")
+    columns = ("weights", model.recipe.optimizer.kind, "tensors of a step", "holes, spare", "in all")
+    table = _table("", *columns, right=columns)
     for way, needs in memory.items():
-        table.add_row(
-            f"votes {way}" if way else "", *map(_mebibytes, (needs.weights, needs.optimizer, needs.step, needs.total))
-        )
+        parts = (needs.weights, needs.optimizer, needs.step)
+        sizes = (*parts, needs.total - sum(parts), needs.total)
+        table.add_row(f"votes {way}" if way else "", *(f"{size / 2**20:,.1f}" for size in sizes))
     _print(table)
-    if summary.votes:
-        votes = next(iter(memory.values())).votes
-        print(f"The votes of a batch, were they stored, are {_mebibytes(votes)}. {_who_streams(model, batch)}")
-    print(f"Trained by default with {shortened(recipe)}.")
+    votes = next(iter(memory.values())).votes / 2**20
+    if votes:
+        names = streaming_layers(model, batch)
+        streams = f"it streams those of {', '.join(names)}" if names else "they are"
+        print(f"The votes of a batch, were they stored, are {votes:,.1f} MiB. As the model is set, {streams}.")
+    print(f"Trained by default with {_in_words(model.recipe)}.")
 
 
-def _who_streams(model: Network, batch: int) -> str:
-    """Say which capsule layers stream their votes at this batch, as they are set."""
-    names = streaming_layers(model, batch)
-    return (
-        f"As the model is set, it streams those of {', '.join(names)}." if names else "As the model is set, they are."
-    )
-
-
-def _mebibytes(size: int) -> str:
-    return f"{size / 2**20:,.1f} MiB" if size < 10 * 2**30 else f"{size / 2**30:,.1f} GiB"
+def _in_words(recipe: Recipe) -> str:
+    """Say how a recipe trains."""
+    loss, optimizer = recipe.loss, recipe.optimizer
+    long = f"{recipe.epochs:,} epochs" if recipe.epochs else f"{recipe.steps:,} steps"
+    parts = [
+        f"the {loss.scores.replace('_', '-')} loss",
+        f"{optimizer.kind} at {optimizer.rate:g}",
+        str(recipe.schedule),
+    ]
+    parts += [f"batches of {recipe.batch_size}", long, f"on {recipe.data}"]
+    return ", ".join(parts + ([f"tested on {recipe.test_data}"] if recipe.test_data else []))
 
 
 def _as_json(model: Network, summary: Summary, memory: dict[str, TrainingMemory], batch: int) -> dict[str, Any]:
@@ -224,22 +277,31 @@ def _as_json(model: Network, summary: Summary, memory: dict[str, TrainingMemory]
         "name": model.name,
         "paper": MODELS[model.name].paper,
         "published": MODELS[model.name].published,
+        "fields": {field.name: _plain(getattr(model.spec, field.name)) for field in dataclasses.fields(model.spec)},
         "parameters": model.n_parameters,
         "multiply_adds": summary.multiply_adds,
         "layers": [dataclasses.asdict(row) for row in summary.rows],
         "batch": batch,
         "memory": {way or "all": dataclasses.asdict(needs) for way, needs in memory.items()},
+        "recipe": {field.name: _plain(getattr(model.recipe, field.name)) for field in dataclasses.fields(model.recipe)},
     }
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON has it; what one chooses, such as a routing, as its text."""
+    return str(value) if dataclasses.is_dataclass(value) else value
 
 
 # ----------------------------------------------------------------------------------------------------------
 
 
 def _table(*headings: str, right: tuple[str, ...] = ()) -> Table:
-    table = Table(box=box.SIMPLE_HEAD)
-    for heading in headings:
-        numbers = heading in right
-        table.add_column(heading, justify="right" if numbers else "left", no_wrap=numbers)
+    """Start a table whose first column and numbers are never cut; the rest gives way."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for number, heading in enumerate(headings):
+        whole = heading in right or number == 0
+        justify = "right" if heading in right else "left"
+        table.add_column(heading, justify=justify, no_wrap=whole, overflow="fold")
     return table
 
 

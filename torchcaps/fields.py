@@ -52,8 +52,12 @@ def known_name(name: str, known: Collection[str], what: str) -> str:
     if not isinstance(name, str):
         raise TypeError(f"{what} must be the name of one, got {name!r}")
     if name not in known:
-        near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.4) or sorted(known)
-        raise ValueError(f"{what} must be the name of one, got {name!r}: did you mean {listed(near)}?")
+        near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.4)
+        if near:
+            raise ValueError(f"{what} must be the name of one, got {name!r}: did you mean {listed(near)}?")
+        some = sorted(known)[:8]
+        more = f" and {len(known) - len(some)} more" if len(known) > len(some) else ""
+        raise ValueError(f"{what} must be the name of one, got {name!r}: there are {', '.join(map(repr, some))}{more}")
     return name
 
 

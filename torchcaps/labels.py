@@ -59,7 +59,10 @@ def split_labels(labels: Tensor, n_classes: int, n_objects: int = 1, name: str =
         return check_class_numbers(labels, n_classes, name), as_multi_hot(labels, n_classes, name)
     if labels.dim() == 2 and labels.shape[1] == n_objects > 1 and labels.dtype in INTEGERS:
         numbers = check_class_numbers(labels, n_classes, name)
-        return numbers, F.one_hot(numbers, n_classes).amax(1)
+        present = F.one_hot(numbers, n_classes).amax(1)
+        if not torch.compiler.is_compiling() and not labels.is_meta and bool((present.sum(1) != n_objects).any()):
+            raise ValueError(f"{name} must name {n_objects} different classes for each image, got one named twice")
+        return numbers, present
     if labels.dim() == 2 and labels.shape[1] == n_classes:
         hot = as_multi_hot(labels, n_classes, name)
         counts = hot.sum(1)

@@ -1,6 +1,7 @@
 """Compiled, exported, channels last, in half precision: the same model."""
 
 import copy
+import io
 import pickle
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 from tests.models.narrow import CAPSULE_MODELS, EVERY, STRUCTURES, batch, narrow
 from tests.tolerances import HALF, SAME, relative_rms
+from torchcaps.models import Output
 
 EVERY_STRUCTURE = pytest.mark.parametrize("name", STRUCTURES)
 BATCH = torch.export.Dim("batch", min=1, max=64)
@@ -43,6 +45,18 @@ def test_export_with_a_dynamic_batch(name: str) -> None:
         assert relative_rms(found.scores, expected.scores) < SAME[torch.float32]
         if expected.reconstruction is not None:
             assert relative_rms(found.reconstruction, expected.reconstruction) < SAME[torch.float32]
+
+
+def test_an_exported_model_can_be_saved() -> None:
+    model = narrow("capsnet_small").eval()
+    program = torch.export.export(model, (batch(model, 3)[0],), dynamic_shapes={"images": {0: BATCH}})
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    images = batch(model, 2)[0]
+    found = torch.export.load(file).module()(images)
+    assert isinstance(found, Output)
+    assert torch.equal(found.scores, model(images).scores)
 
 
 @pytest.mark.parametrize("name", ["sabour2017_mnist", "tsai2020_resnet_cifar10"])

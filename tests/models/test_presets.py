@@ -63,8 +63,10 @@ def test_sabours_official_loss_weighs_reconstruction_twenty_times() -> None:
 
 
 def test_chens_official_margins_and_weak_baseline() -> None:
-    assert [create_official(n).recipe.loss.positive for n in ("chen2019_fc_mnist", "chen2019_fc_cifar10")] == [0.7, 0.6]
-    assert narrow("chen2019_fc_mnist").recipe.loss.positive == 0.9
+    for name, positive in (("fc_mnist", 0.7), ("fc_cifar10", 0.6), ("multi_cifar10", 0.6), ("dynamic_cifar10", 0.6)):
+        assert create_official(f"chen2019_{name}").recipe.loss.positive == positive
+        assert narrow(f"chen2019_{name}").recipe.loss.positive == 0.9
+    assert narrow("chen2019_fc_cifar10", image=(1, 32, 32)).recipe == narrow("chen2019_fc_cifar10").recipe
     baseline = create_official("chen2019_dynamic_mnist")
     assert baseline.capsules.layers["classes"].routing.iterations == 4
     assert baseline.recipe.optimizer == OptimizerChoice("sgd", 1e-2, momentum=0.9)
@@ -79,9 +81,33 @@ def test_yangs_official_objective() -> None:
     model = create_official("yang2021_mnist")
     routing = model.capsules.layers["classes"].routing
     assert (routing.method, routing.objective, routing.initial, routing.rate) == ("adam", "capsule", 1.0, 1e-4)
-    assert model.decoder is None
     assert model.front.primary.relu
+    assert not narrow("yang2021_mnist").front.primary.relu
     assert narrow("yang2021_mnist").capsules.layers["classes"].routing == Quadratic(initial=0.1)
+
+
+def test_a_preset_changes_defaults_and_nothing_that_was_chosen() -> None:
+    chosen = Quadratic(initial=0.3, rate=0.5)
+    assert narrow("yang2021_mnist", preset="official", routing=chosen).capsules.layers["classes"].routing == chosen
+    routing = narrow("chen2019_dynamic_mnist", preset="official", routing=Dynamic(2)).capsules.layers["classes"].routing
+    assert routing == Dynamic(2)
+    assert narrow("chen2019_conv_mnist", preset="official", kernel=7).front.primary.kernel_size == (7, 7)
+    assert narrow("chen2019_conv_mnist", preset="official").front.primary.kernel_size == (6, 6)
+    assert not narrow("hinton2018_smallnorb", coordinates=False).capsules.layers["classes"].routing.coordinates
+
+
+def test_official_augmentation_has_its_own_name() -> None:
+    for name in ("choi2019_mnist", "choi2019_affnist", "sabour2017_multimnist"):
+        paper, official = (narrow(name, preset=preset).recipe.augmentation for preset in ("paper", "official"))
+        assert official == f"{paper}-official"
+
+
+def test_yangs_batch_and_ascents() -> None:
+    assert narrow("yang2021_mnist").recipe.batch_size == 128
+    assert narrow("yang2021_mnist", reconstruction=False).recipe.batch_size == 32
+    assert narrow("yang2021_mnist").recipe.ascents == 1  # Algorithm 1
+    assert narrow("sabour2017_mnist", routing="quadratic").recipe.ascents == 1
+    assert narrow("sabour2017_mnist").recipe.ascents == 0
 
 
 def test_trap_16_sabours_rate_decays_at_every_step() -> None:

@@ -21,7 +21,7 @@ def test_parameters_add_up_and_the_table_says_so(name: str) -> None:
     lines = str(summary).splitlines()
     assert str(model) == str(summary)
     assert lines[0].startswith(f"{name}: {type(model.spec).__name__}(image=")
-    assert lines[1].split() == ["layer", "out", "parameters", "multiply-adds", "votes"]
+    assert lines[1].split() == ["layer", "kind", "out", "parameters", "multiply-adds", "votes"]
     assert f"{summary.parameters:,}" in lines[-1]
     assert len(lines) == len(summary.rows) + 3
 

@@ -100,3 +100,14 @@ def test_yang_alternates_without_moving_weights() -> None:
     moved = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
     assert moved == {"capsules.layers.classes.coefficients.coefficient"}
     assert model.spec.algorithm.penalty == "l1"  # type: ignore[attr-defined]
+
+
+def test_yangs_multimnist_net_ascends_with_the_labels_it_takes() -> None:
+    results = []
+    for as_numbers in (True, False):
+        model = narrow("yang2021_multimnist")
+        images, labels, _ = batch(model, 4)
+        given = labels if as_numbers else split_labels(labels, 10, 2)[1]
+        Quadratic.ascend(model, images, given)
+        results.append(model.capsules.layers["classes"].coefficients["coefficient"])
+    assert torch.equal(*results)

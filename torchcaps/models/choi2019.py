@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from torchcaps.models import init
 from torchcaps.models.network import CapsuleNetwork
 from torchcaps.models.recipe import LossChoice, OptimizerChoice, Recipe
-from torchcaps.models.registry import register
+from torchcaps.models.registry import by_preset, register
 from torchcaps.models.schedules import Milestones, Product, TimeDecay
 from torchcaps.models.spec import CapsuleSpec, Image
 from torchcaps.nn import CapsuleActivation
@@ -40,14 +40,12 @@ class Choi2019(CapsuleSpec):
         primary_dim: pose size of the primary capsules. dim: of all others.
         depth: convolutional capsule layers below the class layer, 0 to 4 in the paper.
 
-    Official: the authors' code halves the learning rate from epoch 51 on, and augments MNIST by rotations and affNIST
-    by flips as well; ``preset="official"`` takes that recipe. Not followed: its last reshape, which mixes the ten class
-    capsules with each other.
+    Official: the authors' code halves the learning rate from epoch 51 on (CIFAR-10 alone trains that long), and
+    augments MNIST by rotations and affNIST by flips as well; ``preset="official"`` takes that recipe. Not followed:
+    its last reshape, which mixes the ten class capsules with each other.
 
     Deviation: padding is TensorFlow's SAME, as in the code; PyTorch's would shift a stride of 2 by one pixel.
     """
-
-    paper = "Choi 2019"
 
     image: Image = (1, 28, 28)
     routing: Routing | str = Attention()
@@ -82,8 +80,7 @@ class Choi2019(CapsuleSpec):
                 routing=replace(routing, residual=True) if residual else routing,  # type: ignore[call-arg]
             )
         layers.conv_capsules("classes", self.classes, self.dim, kernel=layers.grid, routing=routing)
-        decoder = self.hidden if self.reconstruction else None
-        model = CapsuleNetwork(self, layers, self.head, decoder=decoder)
+        model = CapsuleNetwork(self, layers, self.head, decoder=self.decoder)
         init.each_layer(model, init.glorot_uniform)
         return model
 
@@ -99,13 +96,20 @@ class Choi2019(CapsuleSpec):
         )
 
 
-register("choi2019_mnist", Choi2019(), "5.31M", data="mnist", augmentation="choi2019.mnist")
+register(
+    "choi2019_mnist",
+    Choi2019(),
+    "5.31M",
+    data="mnist",
+    augmentation=by_preset("choi2019.mnist", "choi2019.mnist-official"),
+)
 register(
     "choi2019_affnist",
     Choi2019(image=(1, 40, 40), dim=16),
-    data="expanded-mnist",
+    data="mnist",
     test_data="affnist",
-    augmentation="choi2019.affnist",
+    augmentation=by_preset("choi2019.affnist", "choi2019.affnist-official"),
+    note="digits padded to 40x40, shifted by up to 0.2 of that; the best epoch on affNIST's validation images counts",
 )
 register(
     "choi2019_cifar10",

@@ -13,13 +13,13 @@ from torchcaps.routing import EM, Routing
 __all__ = ["Hinton2018", "add_class_capsules"]
 
 
-def add_class_capsules(layers: Layers, classes: int, dim: int, routing: Routing) -> None:
+def add_class_capsules(layers: Layers, classes: int, dim: int, routing: Routing, coordinates: bool) -> None:
     """Add the class layer of EM routing: a window over the whole grid whose places share their matrices.
 
-    Each child's place is added to its votes ("coordinate addition"), so that sharing loses no position: section 4.1.
+    With ``coordinates`` each child's place is added to its votes, so that sharing loses no position: section 4.1.
     """
     if isinstance(routing, EM):
-        routing = replace(routing, coordinates=True)
+        routing = replace(routing, coordinates=coordinates)
     layers.conv_capsules("classes", classes, dim, kernel=layers.grid, routing=routing, pose="matrix", weights="type")
 
 
@@ -43,12 +43,13 @@ class Hinton2018(CapsuleSpec):
     Args:
         width: A. primary_types: B. types: C and D.
         dim: a square number; 16 is a 4x4 pose.
+        coordinates: add places to the votes for classes.
 
-    Deviation: competition is over the types within one receptive field, as in most code, and not over all parents of a
-    child (``routing=EM(2, competition="global")``), for memory.
+    Deviation: the paper does not say how often it iterates; 2 is what Tsai 2020 found best. Competition is over the
+    types within one receptive field, as in most code, and not over all parents of a child (``routing=EM(2,
+    competition="global")``), for memory.
     """
 
-    paper = "Hinton 2018"
     presets = ("paper",)
 
     image: Image = (1, 32, 32)
@@ -58,7 +59,11 @@ class Hinton2018(CapsuleSpec):
     primary_types: int = 32
     types: int = 32
     dim: int = 16
-    hidden: tuple[int, ...] = (512, 1024)
+    coordinates: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_square(self.dim)
 
     def network(self) -> CapsuleNetwork:
         """Build the layers of the table."""
@@ -69,8 +74,8 @@ class Hinton2018(CapsuleSpec):
         layers.primary(self.primary_types, self.dim, 1, activation="none", activations=True)
         layers.conv_capsules("caps1", self.types, self.dim, 3, stride=2, routing=routing, pose="matrix")
         layers.conv_capsules("caps2", self.types, self.dim, 3, routing=routing, pose="matrix")
-        add_class_capsules(layers, self.classes, self.dim, routing)
-        return CapsuleNetwork(self, layers, self.head, decoder=self.hidden if self.reconstruction else None)
+        add_class_capsules(layers, self.classes, self.dim, routing, self.coordinates)
+        return CapsuleNetwork(self, layers, self.head, decoder=self.decoder)
 
     def recipe(self) -> Recipe:
         """Adam at 0.003, times 0.96 for every 20,000 steps, weight decay 2e-7: the authors, on OpenReview."""

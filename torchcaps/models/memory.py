@@ -1,7 +1,7 @@
 """What training a model takes of memory, told before anything runs.
 
-Two training steps of the model's twin run on the meta device, where tensors have shapes but no numbers. Every tensor is
-noted at its birth and its death, and a model of the C library's heap is led through the same births and deaths.
+A training step of the model's twin runs on the meta device, where tensors have shapes but no numbers. Every tensor is
+noted at its birth and its death, and a model of the C library's heap is led through these births and deaths twice.
 """
 
 import weakref

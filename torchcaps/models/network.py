@@ -1,11 +1,13 @@
 """The two kinds of network that every model is: capsules over a convolutional front, or a plain convolutional one."""
 
+import dataclasses
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
-from torchcaps.capsules import Capsules, require_float
+from torchcaps.capsules import Capsules, as_capsules, refuse_nonfinite, require_float
 from torchcaps.labels import as_multi_hot, split_labels
 from torchcaps.models.heads import HeadName, make_head
 from torchcaps.models.layers import Layers
@@ -13,6 +15,7 @@ from torchcaps.models.output import Output
 from torchcaps.models.recipe import Recipe
 from torchcaps.models.summary import Summary, summarize
 from torchcaps.nn import CapsuleStack, Decoder
+from torchcaps.routing import Quadratic
 
 if TYPE_CHECKING:
     from torchcaps.models.spec import ModelSpec
@@ -31,6 +34,8 @@ class Network(nn.Module, ABC):
 
     def __init__(self, spec: "ModelSpec", layers: Layers, n_objects: int | None = 1) -> None:
         super().__init__()
+        if n_objects is not None and n_objects > spec.classes:
+            raise ValueError(f"n_objects must be at most the number of classes, {spec.classes}, got {n_objects}")
         self.spec = spec
         self.name = type(spec).__name__
         self.recipe: Recipe = spec.recipe()
@@ -41,7 +46,7 @@ class Network(nn.Module, ABC):
 
     @property
     def n_parameters(self) -> int:
-        """The number of trainable parameters."""
+        """The number of parameters, frozen ones included."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     @abstractmethod
@@ -57,10 +62,12 @@ class Network(nn.Module, ABC):
 
     def loss(self) -> nn.Module:
         """Build the loss of the recipe: ``loss(output, labels, targets)``."""
-        return self.recipe.loss.make(self.n_objects or 1)
+        return self.recipe.loss.make(self.n_objects)
 
     def _enter(self, images: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Check what comes in at the door; return images in the model's dtype, and class numbers to decode by."""
+        if isinstance(images, Tensor) and images.dtype == torch.uint8:
+            raise TypeError("images must be floating-point numbers in 0..1, got torch.uint8: take images.float() / 255")
         require_float(images, "images")
         channels, height, width = self.spec.image
         if images.dim() != 4 or tuple(images.shape[1:]) != self.spec.image:
@@ -68,6 +75,7 @@ class Network(nn.Module, ABC):
                 f"images must be [B, {channels}, {height}, {width}], got {list(images.shape)}: "
                 f"create_model(..., image=(channels, height, width)) builds the model for another size"
             )
+        refuse_nonfinite(images, "images")
         if labels is not None:
             if not isinstance(labels, Tensor):
                 raise TypeError(f"labels must be a tensor, got {type(labels).__name__}")
@@ -105,6 +113,8 @@ class CapsuleNetwork(Network):
     ) -> None:
         super().__init__(spec, layers, n_objects)
         self.capsules = CapsuleStack(layers.capsules, schedule)
+        if any(isinstance(layer.routing, Quadratic) for layer in layers.capsules.values()):
+            self.recipe = dataclasses.replace(self.recipe, ascents=1)
         self.head = make_head(head, layers.dim)
         self.decoder = None if decoder is None else Decoder(spec.classes, layers.dim, spec.image, decoder)
 
@@ -112,7 +122,9 @@ class CapsuleNetwork(Network):
         """Make class capsules of images, and scores and reconstructions of those.
 
         In training the decoder is given the capsules that the labels name; otherwise, or without labels, those that are
-        predicted (`decode` takes any). With ``trace`` the output holds every layer's couplings at every iteration.
+        predicted (`decode` takes any). Of several objects in an image, those that were predicted rightly come in the
+        order of the labels, so that each stands beside its own target. With ``trace`` the output holds every layer's
+        couplings at every iteration.
         """
         images, numbers = self._enter(images, labels)
         primary = self.front(images)
@@ -125,17 +137,20 @@ class CapsuleNetwork(Network):
         scores = self.head(classes)
         reconstruction = None
         if self.decoder is not None:
-            reconstruction = self._decode(classes, scores, numbers if self.training else None)
+            if numbers is None or not self.training:
+                numbers = self._predict(scores, numbers)
+            reconstruction = self.decoder(classes, numbers)
         return Output(scores, classes, reconstruction, traces)
 
-    def _decode(self, classes: Capsules, scores: Tensor, numbers: Tensor | None) -> Tensor:
-        assert self.decoder is not None
-        if numbers is None:
-            n_objects = self.n_objects or 1
-            numbers = scores.argmax(-1) if n_objects == 1 else scores.topk(n_objects, dim=-1).indices
-        return self.decoder(classes, numbers)
+    def _predict(self, scores: Tensor, labels: Tensor | None = None) -> Tensor:
+        """Return the classes with the largest scores: ``[B]``, or ``[B, objects]`` in the order of labels."""
+        n_objects = self.n_objects or 1
+        if n_objects == 1:
+            return scores.argmax(-1)
+        predicted = scores.topk(n_objects, dim=-1).indices
+        return predicted if labels is None else _in_the_order_of(labels, predicted)
 
-    def decode(self, capsules: Capsules | Tensor, labels: Tensor | None = None) -> Tensor:
+    def decode(self, capsules: Capsules | Tensor | Output, labels: Tensor | None = None) -> Tensor:
         """Decode class capsules by any labels, whatever the mode; without labels by what they predict.
 
         Shapes:
@@ -143,10 +158,26 @@ class CapsuleNetwork(Network):
         """
         if self.decoder is None:
             raise ValueError(f"{self.name} was built without a decoder: create_model(..., reconstruction=True)")
-        classes = Capsules(capsules) if isinstance(capsules, Tensor) else capsules
-        if labels is not None:
-            return self.decoder(classes, labels)
-        return self._decode(classes, self.head(classes), None)
+        if isinstance(capsules, Output):
+            assert capsules.capsules is not None
+            capsules = capsules.capsules
+        classes = as_capsules(capsules)
+        return self.decoder(classes, self._predict(self.head(classes)) if labels is None else labels)
+
+
+def _in_the_order_of(labels: Tensor, predicted: Tensor) -> Tensor:
+    """Put right predictions where their labels stand, and wrong ones into the places that are left: ``[B, K]``."""
+    right = predicted.unsqueeze(1) == labels.unsqueeze(2)  # [B, label, prediction]
+    n = labels.shape[1]
+    free = torch.arange(n, device=labels.device)
+    # A label that was found takes the place of its prediction; the others take what is left, in order.
+    found = right.any(2)
+    taken = right.any(1)
+    left_labels = torch.where(found, n, free).argsort(dim=1, stable=True)  # labels without a prediction first
+    left_predictions = torch.where(taken, n, free).argsort(dim=1, stable=True)
+    order = torch.empty_like(labels).scatter(1, left_labels, left_predictions)
+    order = torch.where(found, right.to(torch.uint8).argmax(2), order)
+    return predicted.gather(1, order)
 
 
 class ConvNetwork(Network):

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from torchcaps.capsules import Capsules
+from torchcaps.capsules import Capsules, make_saveable
 from torchcaps.routing.base import Trace
 
 __all__ = ["Output"]
@@ -27,3 +27,6 @@ class Output(NamedTuple):
     capsules: Capsules | None = None
     reconstruction: Tensor | None = None
     trace: tuple[Trace, ...] | None = None
+
+
+make_saveable(Output, "torchcaps.models.Output")

@@ -5,14 +5,13 @@ from torchcaps.models.registry import register
 from torchcaps.models.sabour2017 import Sabour2017
 from torchcaps.models.schedules import OneCycle
 from torchcaps.models.tsai2020 import Tsai2020
-from torchcaps.routing import Dynamic, InvertedAttention
 
 __all__: list[str] = []
 
 # CapsNet with a quarter of the channels and of the types: trains in a minute or two on two cores.
 register(
     "capsnet_small",
-    Sabour2017(width=64, types=8, routing=Dynamic(3), hidden=(256, 512)),
+    Sabour2017(width=64, types=8, hidden=(256, 512)),
     data="digits",
     augmentation="sabour2017.mnist",
     optimizer=OptimizerChoice("adam", 3e-3),
@@ -31,11 +30,10 @@ register(
         width=128,
         blocks=2,
         types=16,
-        routing=InvertedAttention(2),
     ),
     data="folder",
     augmentation="tsai2020.cifar10",
-    optimizer=OptimizerChoice("adam", 2e-3, weight_decay=0.0),
+    optimizer=OptimizerChoice("adam", 2e-3),
     schedule=OneCycle(),
     batch_size=64,
     epochs=30,

@@ -40,8 +40,8 @@ class LossChoice:
     def __post_init__(self) -> None:
         check_fields(self)
 
-    def make(self, n_objects: int = 1) -> "Objective":
-        """Build the loss for images with so many objects each."""
+    def make(self, n_objects: int | None = 1) -> "Objective":
+        """Build the loss for images with so many objects each; ``None``: with any number."""
         scores: nn.Module
         if self.scores == "margin":
             scores = MarginLoss(self.positive, reduction=self.reduction)
@@ -58,10 +58,11 @@ class Objective(nn.Module):
     Args:
         scores: the loss of the scores.
         reconstruction: the loss of decoded images.
-        n_objects: objects in each image.
+        n_objects: objects in each image; ``None``: any number, and labels are zeros and ones ``[B, classes]``.
 
     Shapes:
-        labels as the model takes them; targets ``[B, C, H, W]``, or ``[B, objects, C, H, W]`` for several objects.
+        labels as the model takes them, class numbers or zeros and ones; targets ``[B, C, H, W]``, or ``[B, objects,
+        C, H, W]`` for several objects.
 
     >>> import torch, torchcaps
     >>> model = torchcaps.create_model("capsnet_small")
@@ -69,18 +70,21 @@ class Objective(nn.Module):
     >>> model.recipe.loss.make()(model(images, labels), labels, images).backward()
     """
 
-    def __init__(self, scores: nn.Module, reconstruction: ReconstructionLoss, n_objects: int = 1) -> None:
+    def __init__(self, scores: nn.Module, reconstruction: ReconstructionLoss, n_objects: int | None = 1) -> None:
         super().__init__()
         self.scores, self.reconstruction, self.n_objects = scores, reconstruction, n_objects
 
     def forward(self, output: Output, labels: Tensor, targets: Tensor | None = None, step: float = math.inf) -> Tensor:
         """Return the loss at a training step, which the margin of the spread loss depends on."""
+        if not isinstance(output, Output):
+            raise TypeError(f"output must be what the model returns, an Output, got {type(output).__name__}")
+        numbers = present = labels
+        if self.n_objects is not None:
+            numbers, present = split_labels(labels, output.scores.shape[1], self.n_objects)
         if isinstance(self.scores, SpreadLoss):
-            loss = self.scores(output.scores, labels, step)
-        elif self.n_objects > 1:
-            loss = self.scores(output.scores, split_labels(labels, output.scores.shape[1], self.n_objects)[1])
+            loss = self.scores(output.scores, numbers, step)
         else:
-            loss = self.scores(output.scores, labels)
+            loss = self.scores(output.scores, numbers if isinstance(self.scores, ClassLoss) else present)
         if output.reconstruction is None:
             return loss
         if targets is None:
@@ -139,6 +143,8 @@ class Recipe:
         loss, optimizer, schedule: see there.
         batch_size: images in a batch.
         epochs, steps: how long; one of them is given.
+        ascents: steps of `torchcaps.routing.Quadratic.ascend` after each of the optimiser's: 1 in Yang 2021,
+            Algorithm 1, for any model with that routing, otherwise none.
         data: the training set; ``test_data``: what it is tested on, where that is another one.
         augmentation: the name of the paper's pipeline.
         note: what the paper leaves open, and what was chosen.
@@ -150,11 +156,12 @@ class Recipe:
     batch_size: int = 128
     epochs: int | None = None
     steps: int | None = None
+    ascents: int = 0
     data: str = ""
     test_data: str = ""
     augmentation: str = ""
     note: str = ""
 
     def rate(self, step: int, epoch: int = 0, total: int | None = None) -> float:
-        """Return the learning rate of a step."""
+        """Return the learning rate of a step; a schedule over the whole training needs its ``total`` of steps."""
         return self.optimizer.rate * self.schedule.factor(step, epoch, total if total is not None else self.steps)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ from torchcaps.models.network import Network
 from torchcaps.models.recipe import Recipe
 from torchcaps.models.spec import ModelSpec
 
-__all__ = ["REGISTRY", "Entry", "create_model", "list_models", "register"]
+__all__ = ["REGISTRY", "Entry", "by_preset", "create_model", "list_models", "register"]
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Entry:
         name: what it is built by.
         spec: its architecture and sizes.
         published: the number of parameters that its paper prints, as printed; empty where it prints none.
-        training: what its recipe changes in that of its spec.
+        training: what its recipe changes in that of its spec; a function is called with the spec.
     """
 
     name: str
@@ -37,7 +38,8 @@ class Entry:
 
     def recipe(self, spec: ModelSpec) -> Recipe:
         """Return the recipe for this model, with a spec that may have been changed."""
-        return dataclasses.replace(spec.recipe(), **self.training)
+        changes = {key: value(spec) if callable(value) else value for key, value in self.training.items()}
+        return dataclasses.replace(spec.recipe(), **changes)
 
 
 REGISTRY: dict[str, Entry] = {}
@@ -45,13 +47,16 @@ REGISTRY: dict[str, Entry] = {}
 
 def register(name: str, spec: ModelSpec, published: str = "", **training: Any) -> None:
     """Give a model a name."""
+    if not isinstance(spec, ModelSpec):
+        raise TypeError(f"spec must be a model's choice such as Sabour2017(...), got {type(spec).__name__}")
+    refuse_unknown(Recipe, training)
     if name in REGISTRY:
         raise ValueError(f"a model named {name!r} exists already")
     REGISTRY[name] = Entry(name, spec, published, training)
 
 
 def list_models() -> list[str]:
-    """Return the names of all models, paper by paper.
+    """Return the names of all models, sorted.
 
     >>> "sabour2017_mnist" in list_models()
     True
@@ -70,6 +75,12 @@ def create_model(name: str, **changes: Any) -> Network:
     entry = REGISTRY[known_name(name, REGISTRY, "model")]
     refuse_unknown(type(entry.spec), changes, name)
     spec = dataclasses.replace(entry.spec, **changes)
-    model = spec.build()
-    model.name, model.recipe = name, entry.recipe(spec)
+    model = spec.build(name)
+    model.name = name
+    model.recipe = dataclasses.replace(entry.recipe(spec), ascents=model.recipe.ascents)
     return model
+
+
+def by_preset(paper: Any, official: Any) -> Callable[[ModelSpec], Any]:
+    """Return what a recipe has in each of the presets."""
+    return lambda spec: official if spec.official else paper

@@ -1,6 +1,7 @@
 """What a model is chosen by: a frozen dataclass, whose fields are what one may change."""
 
 import dataclasses
+import math
 import typing
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -34,7 +35,6 @@ class ModelSpec(ABC):
         preset: ``"paper"``, or ``"official"`` for what the authors' code does otherwise; each class says what that is.
     """
 
-    paper: ClassVar[str] = ""
     presets: ClassVar[tuple[str, ...]] = ("paper", "official")
     least: ClassVar[dict[str, int]] = {"classes": 2, "depth": 0}  # of whole numbers that don't begin at 1
 
@@ -59,7 +59,7 @@ class ModelSpec(ABC):
         if self.preset not in self.presets:
             raise ValueError(
                 f"preset must be 'paper' for {type(self).__name__}, got {self.preset!r}: "
-                "its authors have released no code"
+                "its authors have released no code of it"
             )
 
     @property
@@ -75,15 +75,17 @@ class ModelSpec(ABC):
     def recipe(self) -> Recipe:
         """Return what the paper trains it with."""
 
-    def build(self) -> Network:
+    def build(self, name: str | None = None) -> Network:
         """Build the network; where the image is too small for it, say which would do."""
         try:
             return self.network()
         except ImageTooSmall as reason:
             _, height, width = self.image
             least = self._smallest()
+            hint = ". The channels come first" if width <= 4 < self.image[0] else ""
             raise ValueError(
-                f"image must be {least}x{least} or larger for {type(self).__name__}, got {height}x{width}: {reason}"
+                f"image must be {least}x{least} or larger for {name or type(self).__name__}, got {height}x{width}: "
+                f"{reason}{hint}"
             ) from None
 
     def _smallest(self) -> int:
@@ -120,16 +122,28 @@ class CapsuleSpec(ModelSpec):
             own don't fit: activations where it has them, a shared classifier with a cross-entropy where neither
             length nor activation tells whether a capsule is there.
         reconstruction: with the decoder, as a regulariser and for looking.
+        hidden: widths of the decoder's hidden layers.
         streamed: of all capsule layers: ``False`` stores votes, ``True`` never does, ``"auto"`` decides by size.
     """
 
     routing: Routing | str = "dynamic"
     reconstruction: bool = False
+    hidden: tuple[int, ...] = (512, 1024)
     streamed: Streamed = "auto"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "routing", as_routing(self.routing))
         super().__post_init__()
+
+    @property
+    def decoder(self) -> tuple[int, ...] | None:
+        """Widths of the decoder's hidden layers, or ``None`` where there is none."""
+        return self.hidden if self.reconstruction else None
+
+    @property
+    def default_routing(self) -> bool:
+        """Whether the routing is the paper's own, and not one that a user has chosen."""
+        return self.routing == as_routing(type(self).__dataclass_fields__["routing"].default)
 
     @property
     def algorithm(self) -> Routing:
@@ -141,15 +155,25 @@ class CapsuleSpec(ModelSpec):
         """What scores the class capsules."""
         return head_for(self.algorithm)
 
+    def check_square(self, dim: int) -> None:
+        """Raise where a pose of this size is no square matrix."""
+        if math.isqrt(dim) ** 2 != dim:
+            raise ValueError(f"dim must be a square number (4, 9, 16, ...), since poses are square matrices, got {dim}")
+
     def layers(self) -> Layers:
         """Start the list of layers."""
         return Layers(self.image, self.streamed)
 
     def fitting(self, loss: LossChoice, n_objects: int | None = 1) -> LossChoice:
-        """Return a loss that fits what the head gives: margins want 0 to 1, cross-entropies want logits."""
+        """Return a loss that fits what the head gives: margins want 0 to 1, cross-entropies want logits.
+
+        Activations get the spread loss, with which EM routing comes, where an image has one object.
+        """
         scores = loss.scores
         if self.head == "linear":
             scores = "cross_entropy" if n_objects == 1 else "binary"
-        elif scores in ("cross_entropy", "binary"):
+        elif self.head == "activation" and n_objects == 1:
+            scores = "spread"
+        elif scores != "margin":
             scores = "margin"
         return dataclasses.replace(loss, scores=scores)

@@ -66,7 +66,7 @@ class Summary:
 
     def cells(self) -> list[tuple[str, ...]]:
         """Return the table as text, a head and a last row with the totals included."""
-        table: list[tuple[str, ...]] = [("layer", "", "out", "parameters", "multiply-adds", "votes")]
+        table: list[tuple[str, ...]] = [("layer", "kind", "out", "parameters", "multiply-adds", "votes")]
         for row in self.rows:
             shape = " x ".join(map(str, row.output))
             table.append((row.name, row.kind, shape, *map(_count, (row.parameters, row.multiply_adds, row.votes))))

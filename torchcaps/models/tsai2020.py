@@ -55,15 +55,12 @@ class Tsai2020(CapsuleSpec):
         dense: capsules in the dense layers below the class layer.
         pose: ``"matrix"`` or ``"vector"``.
         schedule: ``"concurrent"`` (Procedure 2), ``"sequential"`` (ablation B); ``"auto"`` is the first where the
-        routing
-            is `InvertedAttention`.
+            routing is `InvertedAttention`.
 
     Official: the same network. The code divides the agreement by ``sqrt(D)`` and the paper's equation does not; the
     default does, in both presets (``routing=InvertedAttention(2, scale=False)`` is the equation). Not followed: the
     code's first unfolding, which scrambles the poses of a window, and which the first author's own copy has mended.
     """
-
-    paper = "Tsai 2020"
 
     image: Image = (3, 32, 32)
     routing: Routing | str = InvertedAttention(2)
@@ -76,7 +73,11 @@ class Tsai2020(CapsuleSpec):
     dense: tuple[int, ...] = ()
     pose: Literal["matrix", "vector"] = "matrix"
     schedule: Schedule = "auto"
-    hidden: tuple[int, ...] = (512, 1024)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.pose == "matrix":
+            self.check_square(self.dim)
 
     def network(self) -> CapsuleNetwork:
         """Build the layers of the table."""
@@ -94,8 +95,7 @@ class Tsai2020(CapsuleSpec):
         for number, parents in enumerate(self.dense, start=3):
             layers.dense_capsules(f"caps{number}", parents, self.dim, **options)
         layers.dense_capsules("classes", self.classes, self.dim, **options)
-        decoder = self.hidden if self.reconstruction else None
-        return CapsuleNetwork(self, layers, self.head, schedule=_schedule(self.schedule, routing), decoder=decoder)
+        return CapsuleNetwork(self, layers, self.head, schedule=_schedule(self.schedule, routing), decoder=self.decoder)
 
     def recipe(self) -> Recipe:
         """SGD at 0.1: appendix A.1 and the authors' code."""
@@ -126,8 +126,6 @@ class Tsai2020Dynamic(CapsuleSpec):
     not say.
     """
 
-    paper = "Tsai 2020"
-
     image: Image = (3, 32, 32)
     routing: Routing | str = Dynamic(3)
     backbone: Backbone = "simple"
@@ -137,7 +135,6 @@ class Tsai2020Dynamic(CapsuleSpec):
     types: int = 32
     primary_dim: int = 8
     dim: int = 16
-    hidden: tuple[int, ...] = (512, 1024)
 
     def network(self) -> CapsuleNetwork:
         """Build the layers of the table."""
@@ -150,7 +147,7 @@ class Tsai2020Dynamic(CapsuleSpec):
         primary = layers.primary(self.types, self.primary_dim, 9, stride=2 if self.backbone == "simple" else 1)
         layers.dense_capsules("classes", self.classes, self.dim, routing=self.algorithm)
         init.each_layer(primary, init.he_normal)
-        return CapsuleNetwork(self, layers, self.head, decoder=self.hidden if self.reconstruction else None)
+        return CapsuleNetwork(self, layers, self.head, decoder=self.decoder)
 
     def recipe(self) -> Recipe:
         """Adam at 0.001 and the margin loss: appendix A.1."""
@@ -173,9 +170,12 @@ class Tsai2020EM(CapsuleSpec):
 
     453,044 (0.45M), 499,304 (0.50M), and with the ResNet backbone 1,710,580 (1.71M) and 1,756,840 (1.76M) parameters.
     The table's "800 x 4 x 4" read literally, matrices for every place, would have 575,924.
-    """
 
-    paper = "Tsai 2020"
+    Args:
+        coordinates: add places to the votes for classes: ours, as in Hinton 2018.
+
+    Official: the same; of this net there is no code.
+    """
 
     image: Image = (3, 32, 32)
     routing: Routing | str = EM(2)
@@ -185,7 +185,11 @@ class Tsai2020EM(CapsuleSpec):
     blocks: int = 4
     types: int = 32
     dim: int = 16
-    hidden: tuple[int, ...] = (512, 1024)
+    coordinates: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_square(self.dim)
 
     def network(self) -> CapsuleNetwork:
         """Build the layers of the table."""
@@ -200,8 +204,8 @@ class Tsai2020EM(CapsuleSpec):
         layers.primary(self.types, self.dim, 1, activation="none", activations=True)
         layers.conv_capsules("caps1", self.types, self.dim, 3, stride=2, routing=routing, pose="matrix")
         layers.conv_capsules("caps2", self.types, self.dim, 3, routing=routing, pose="matrix")
-        add_class_capsules(layers, self.classes, self.dim, routing)
-        return CapsuleNetwork(self, layers, self.head, decoder=self.hidden if self.reconstruction else None)
+        add_class_capsules(layers, self.classes, self.dim, routing, self.coordinates)
+        return CapsuleNetwork(self, layers, self.head, decoder=self.decoder)
 
     def recipe(self) -> Recipe:
         """Adam at 0.01 and the spread loss, its margin growing over the whole training (ours: the paper is silent)."""
@@ -226,13 +230,14 @@ class Tsai2020Diverse(CapsuleSpec):
     ========  ==============================================  ==================
 
     9,963,969 parameters with matrix poses and 42,478,017 with vectors, from one input channel: the tables print 3, with
-    which no count fits. How the matrix net was "increased to 42M" is not said; 64 types give 41,593,281. With `Dynamic`
-    routing the primary capsules are squashed instead of normalised, and the head stays (both ours).
+    which the 42.49M of the convolutional net would be 42,509,194. How the matrix net was "increased to 42M" is not
+    said; 64 types give 41,593,281. With `Dynamic` routing the primary capsules are squashed instead of normalised,
+    and the head stays (both ours).
 
     Deviation: the routing's iterations are not stated; 2 are taken.
-    """
 
-    paper = "Tsai 2020"
+    Official: the same; of these nets there is no code.
+    """
 
     image: Image = (1, 36, 36)
     routing: Routing | str = InvertedAttention(2)
@@ -244,6 +249,8 @@ class Tsai2020Diverse(CapsuleSpec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.pose == "matrix":
+            self.check_square(self.dim)
         if self.reconstruction:
             raise ValueError("reconstruction must be False for Tsai2020Diverse: an image has any number of objects")
 

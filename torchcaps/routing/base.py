@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from torchcaps.capsules import Capsules
+from torchcaps.capsules import Capsules, make_saveable
 from torchcaps.fields import check_fields, known_name, refuse_unknown
 from torchcaps.votes import Votes, Wiring
 
@@ -53,6 +53,10 @@ class Trace(NamedTuple):
     def logits(self) -> tuple[Tensor | None, ...]:
         """The logits of every iteration, where the routing has them."""
         return tuple(state.logits for state in self.states)
+
+
+make_saveable(State, "torchcaps.routing.State")
+make_saveable(Trace, "torchcaps.routing.Trace")
 
 
 @dataclass(frozen=True)

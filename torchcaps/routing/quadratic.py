@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torchcaps.activations import squash
 from torchcaps.capsules import Capsules, as_capsules
 from torchcaps.fields import check_range
-from torchcaps.labels import as_multi_hot
+from torchcaps.labels import as_multi_hot, split_labels
 from torchcaps.routing.base import Coefficient, Geometry, Routing, State
 from torchcaps.votes import Votes
 
@@ -109,7 +109,8 @@ class Quadratic(Routing):
             module: a capsule layer with this routing, or a model with one or more of them; the last that the
                 model calls is the class layer that F is made of.
             batch: what ``module`` is called with. Random layers, such as dropout, draw anew.
-            labels: ``[B]`` class numbers, or ``[B, J]`` with ones for every label of an image.
+            labels: ``[B]`` class numbers, ``[B, K]`` those of ``K`` objects in each image, or ``[B, J]`` with ones for
+                every label of an image.
 
         Returns:
             F before the step, without penalties: the batch's mean or sum, as ``reduction`` says.
@@ -151,6 +152,8 @@ class Quadratic(Routing):
         if any(size != 1 for size in votes.wiring.sites):
             raise ValueError(f"the class layer must have one place, got a grid of {list(votes.wiring.sites)}")
         n_classes = votes.shape[-2]
+        if isinstance(labels, Tensor) and labels.dim() == 2 and labels.shape[1] != n_classes:
+            labels = split_labels(labels, n_classes, labels.shape[1])[1]
         hot = as_multi_hot(labels, n_classes).to(top.coefficients["coefficient"])
         if len(hot) != votes.shape[0]:
             raise ValueError(f"labels must be one for each of the {votes.shape[0]} images, got {len(hot)}")
