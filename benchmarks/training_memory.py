@@ -108,8 +108,8 @@ def main() -> None:
         print(measure(arguments.measure))
         return
     for case in arguments.cases:
-        name, batch, way = (*case.split(":"), "", "auto")[:3] if case.count(":") < 2 else case.split(":")
-        if name not in torchcaps.list_models() or not batch.isdigit() or (way or "auto") not in WAYS:
+        name, batch, way = [*case.split(":"), "", ""][:3]
+        if name not in torchcaps.list_models() or not batch.isdigit() or (way and way not in WAYS):
             parser.error(f"{case!r} is not MODEL:BATCH or MODEL:BATCH:WAY, as in tsai2020_cifar10:32:streamed")
     table = Table(box=box.SIMPLE_HEAD, title="memory to train, above a process that has loaded torch")
     for heading in ("model, batch, votes", "votes", "told", "measured", "told / measured"):

@@ -109,6 +109,24 @@ def test_the_benchmark_refuses_unknown_cases() -> None:
     assert "no case is named 'digits': there are digit-caps" in run.stderr
 
 
+def test_the_recorded_training_memory_is_the_readmes() -> None:
+    """And the estimates are where the README says: most of them within a quarter of what was measured."""
+    rows = json.loads((ROOT / "results/bench/training_memory.json").read_text())["rows"]
+    readme = (ROOT / "README.md").read_text()
+    for row in rows:
+        told, measured = (f"{row[key] / 2**20:,.0f} MiB" for key in ("estimated_bytes", "measured_bytes"))
+        assert f"| {told} | {measured} | {row['ratio']:.2f} |" in readme
+    assert len(rows) == 13
+    assert sum(0.76 < row["ratio"] < 1.25 for row in rows) >= 11
+
+
+def test_the_memory_benchmark_refuses_unknown_cases() -> None:
+    command = [sys.executable, "-m", "benchmarks.training_memory", "capsnet_smal:3"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 2
+    assert "is not MODEL:BATCH or MODEL:BATCH:WAY" in run.stderr
+
+
 def test_the_recorded_benchmark_is_the_readmes() -> None:
     record = json.loads((ROOT / "results/bench/streaming.json").read_text())
     readme = (ROOT / "README.md").read_text()

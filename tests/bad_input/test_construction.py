@@ -114,7 +114,7 @@ REFUSALS: dict[str, Refusal] = {
     "far from any": (
         lambda: create_routing("xyz"),
         ValueError,
-        "did you mean 'attention', 'dynamic'.* or 'uniform'",
+        "there are 'attention', 'dynamic'.*'uniform'",
     ),
     "unknown field": (
         lambda: create_routing("dynamic", iteration=3),

@@ -32,7 +32,7 @@ register(
         types=16,
     ),
     data="folder",
-    augmentation="tsai2020.cifar10",
+    augmentation="",
     optimizer=OptimizerChoice("adam", 2e-3),
     schedule=OneCycle(),
     batch_size=64,

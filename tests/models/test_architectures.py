@@ -1,0 +1,146 @@
+"""Every layer and every recipe of every model, against tables that were read against the papers.
+
+Counts of parameters see no ReLU, no padding and no momentum; these tables do. `python -m tests.models.write_tables`
+writes them anew after a change that is meant.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import torchcaps
+from tests.models.description import describe, describe_recipe
+from tests.models.narrow import EVERY, batch, narrow
+from tests.tolerances import SAME, relative_rms
+from torchcaps.capsules import Capsules
+from torchcaps.models import init
+from torchcaps.models.backbones import BasicBlock
+from torchcaps.models.heads import SharedClassifier
+from torchcaps.nn import squash
+from torchcaps.routing import EM, Dynamic, InvertedAttention, Quadratic, Uniform
+
+HERE = Path(__file__).resolve().parent
+CLOSE = SAME[torch.float64]
+
+
+def layer_tables() -> dict[str, list[str]]:
+    tables: dict[str, list[str]] = {}
+    for line in (HERE / "layer_tables.txt").read_text().splitlines():
+        if line.startswith(" "):
+            tables[next(reversed(tables))].append(line.strip())
+        else:
+            tables[line] = []
+    return tables
+
+
+TABLES = layer_tables()
+RECIPES = dict(line.split(": ", 1) for line in (HERE / "recipes.txt").read_text().splitlines())
+
+
+@EVERY
+def test_layers_and_recipe_are_those_of_the_table(name: str) -> None:
+    with torch.device("meta"):
+        model = torchcaps.create_model(name)
+    assert describe(model) == TABLES[name]
+    assert describe_recipe(model.recipe) == RECIPES[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        (
+            "sabour2017_mnist",
+            ["primary 9x9 s2 p0 32x8 Squash 0.0312", "digit: dense 10x16 rows 1 Dynamic(iterations=3, bias=True)"],
+        ),
+        ("sabour2017_cifar10", ["primary 9x9 s2 psame 64x8 Squash 0.0154"]),
+        ("sabour2017_cnn_multimnist", ["conv 5x5 s1 p2 512"]),
+        (
+            "chen2019_conv_mnist",
+            ["primary 6x6 s2 p0 32x16 ExpSquash relu", "classes: conv 8x8 s1 p0 kernel 10x16 rows 4 Trainable()"],
+        ),
+        (
+            "chen2019_dynamic_mnist",
+            ["primary 9x9 s2 p0 32x8 Identity", "classes: dense 10x16 rows 1 Dynamic(iterations=4)"],
+        ),
+        ("chen2019_cnn_mnist", ["conv 5x5 s1 p0 256", "conv 5x5 s1 p0 128"]),
+        ("yang2021_mnist", ["primary 9x9 s2 p0 32x8 Squash relu"]),
+    ],
+)
+def test_layers_of_the_official_preset(name: str, lines: list[str]) -> None:
+    with torch.device("meta"):
+        model = torchcaps.create_model(name, preset="official")
+    described = describe(model)
+    assert [line for line in lines if line not in described] == []
+
+
+def test_the_residual_block_by_hand() -> None:
+    for before, channels, stride in ((4, 4, 1), (4, 6, 2)):
+        block = BasicBlock(before, channels, stride).double().eval()
+        features = torch.randn(2, before, 8, 8, dtype=torch.float64)
+        with torch.no_grad():
+            for norm in (module for module in block.modules() if isinstance(module, torch.nn.BatchNorm2d)):
+                norm.running_mean.normal_()
+                norm.running_var.uniform_(0.5, 2)
+        inner = block.norm1(F.conv2d(features, block.conv1.weight, stride=stride, padding=1)).relu()
+        inner = block.norm2(F.conv2d(inner, block.conv2.weight, padding=1))
+        around = features
+        if stride == 2:
+            around = block.shortcut[1](F.conv2d(features, block.shortcut[0].weight, stride=2))
+        assert relative_rms(block(features), (inner + around).relu()) < CLOSE
+
+
+def test_same_padding_puts_the_odd_place_behind() -> None:
+    """TensorFlow's: for a 9x9 window of stride 2 on an even grid 3 before and 4 behind."""
+    for name in ("sabour2017_cifar10", "yang2021_cifar10"):
+        primary = narrow(name).double().front.primary
+        features = torch.randn(1, 16, 24, 24, dtype=torch.float64)
+        sums = F.conv2d(F.pad(features, (3, 4, 3, 4)), primary.pose.weight, primary.pose.bias, stride=2)
+        assert relative_rms(primary(features).pose, squash(sums.unflatten(1, (4, 8)).permute(0, 3, 4, 1, 2))) < CLOSE
+
+
+def test_the_shared_classifier_scales_poses_by_their_activations() -> None:
+    head = SharedClassifier(4).double()
+    pose, activation = torch.randn(2, 3, 4, dtype=torch.float64), torch.rand(2, 3, dtype=torch.float64)
+    expected = (pose * activation[..., None]) @ head.linear.weight[0] + head.linear.bias
+    assert relative_rms(head(Capsules(pose, activation)), expected) < CLOSE
+    assert relative_rms(head(Capsules(pose)), pose @ head.linear.weight[0] + head.linear.bias) < CLOSE
+
+
+def test_weights_start_as_the_frameworks_draw_them() -> None:
+    """Uniform within the framework's bound, and nearly filling it; biases 0."""
+    for name, factor in (
+        ("chen2019_fc_mnist", 3),
+        ("chen2019_multi_cifar10", 3),
+        ("chen2019_cnn_mnist", 3),
+        ("choi2019_mnist", 6),
+    ):
+        torch.manual_seed(0)
+        model = torchcaps.create_model(name, width=32)
+        weight = model.front.conv1.weight
+        fans = weight[0].numel() + (weight[:, 0].numel() if factor == 6 else 0)
+        largest = float(weight.detach().abs().max())
+        assert 0.95 < largest / (factor / fans) ** 0.5 <= 1 + 1e-6, name
+        assert model.front.conv1.bias is None or not bool(model.front.conv1.bias.any())
+    torch.manual_seed(0)
+    weight = torchcaps.create_model("sabour2017_mnist").front.conv1.weight
+    assert float(weight.detach().std()) == pytest.approx((2 / 81) ** 0.5, rel=0.02)
+
+
+def test_steady_starts() -> None:
+    """A sum of 0.7 children's lengths; votes of at most length 1; a leak takes one share."""
+    assert init.steady_std(Dynamic(3), 1152, 10, 16, 0.7) == pytest.approx(0.7 * 10 / (1152 * 16) ** 0.5)
+    assert init.steady_std(Uniform(), 1152, 10, 16, 0.7) == pytest.approx(0.7 * 10 / (1152 * 16) ** 0.5)
+    assert init.steady_std(Dynamic(3, leak=True), 1152, 10, 16, 0.7) == pytest.approx(0.7 * 11 / (1152 * 16) ** 0.5)
+    assert init.steady_std(Quadratic(initial=0.5), 1152, 10, 16, 0.7) == pytest.approx(1.4 / (1152 * 16) ** 0.5)
+    assert init.steady_std(Dynamic(3), 100, 100, 16, 0.7) == 0.25
+    assert init.steady_std(EM(2), 1152, 10, 16, 0.7) is None
+    assert init.steady_std(InvertedAttention(2), 1152, 10, 16, 0.7) is None
+
+
+def test_a_hidden_layer_of_squashed_capsules_does_not_die_away() -> None:
+    model = narrow("tsai2020_cifar10", routing="dynamic", types=16)
+    trace = model(batch(model, 2)[0], trace=True).trace
+    lengths = [float(states.states[-1].capsules().length().detach().mean()) for states in trace]
+    assert min(lengths) > 0.001, lengths
