@@ -36,6 +36,8 @@ __all__ = ["main"]
 
 set_parsing_settings(subclasses_enabled=[Routing])
 
+WIDE = 128  # columns that the whole list takes
+
 HELP = """\
 usage: torchcaps COMMAND ...
 
@@ -100,11 +102,16 @@ def list_command(words: list[str]) -> None:
     if options.json:
         print(json.dumps(rows, indent=2))
         return
-    table = _table("model", "paper", "data", "parameters", "published", "routing", right=("parameters", "published"))
+    narrow = sys.stdout.isatty() and Console().width < WIDE
+    columns = ["model", "parameters"] if narrow else ["model", "paper", "data", "parameters", "published"]
+    table = _table(*columns, "routing", right=("parameters", "published"))
+    table.columns[-1].no_wrap, table.columns[-1].overflow = True, "ellipsis"
     for row in rows:
-        cells = (row["name"], row["paper"], row["data"], f"{row['parameters']:,}", row["published"], row["routing"])
-        table.add_row(*cells)
+        cells = {**row, "model": row["name"], "parameters": f"{row['parameters']:,}"}
+        table.add_row(*(cells[column] for column in columns), row["routing"])
     _print(table)
+    if narrow:
+        print(f"A terminal of {WIDE} columns has room for paper, data and published counts too; --json has all.")
 
 
 def _listed(name: str) -> dict[str, Any]:

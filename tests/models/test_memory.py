@@ -10,7 +10,7 @@ import torch
 import torchcaps
 from tests.models.narrow import STRUCTURES, narrow
 from torchcaps.models.heap import Heap
-from torchcaps.models.memory import estimate_memory
+from torchcaps.models.memory import Births, estimate_memory
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 MEBIBYTE = 2**20
@@ -76,6 +76,23 @@ def test_the_heap_reuses_holes_and_maps_what_is_large() -> None:
     heap.give_back(heap.take(MEBIBYTE // 2))
     assert heap.held == 256_000 + MEBIBYTE // 2  # and its place stays
     assert heap.most == 256_000 + MEBIBYTE
+
+
+def test_a_convolution_counts_with_the_copies_that_its_kernel_makes() -> None:
+    images = torch.empty(2, 3, 8, 8, device="meta")
+    weight = torch.empty(5, 3, 3, 3, device="meta", requires_grad=True)
+    births = Births()
+    births.ignore(images)
+    births.ignore(weight)
+    with births:
+        output = torch.nn.functional.conv2d(images, weight)
+        n_forward = len(births.events)
+        output.sum().backward()
+    sizes = [size for _, size in births.events[:n_forward] if size is not None]
+    made, x, w = 4 * 2 * 5 * 36, 4 * images.numel(), 4 * weight.numel()
+    assert sizes == [made, x, w, made]  # the output, then copies of what is read and written
+    assert [name for name, size in births.events[:n_forward] if size is None] == [2, 3, 4]
+    assert [size for _, size in births.events[n_forward:] if size is not None][-3:] == [made, x, w]
 
 
 def test_a_batch_of_none_is_refused() -> None:

@@ -54,6 +54,31 @@ def test_each_reduction_of_the_votes_counts(routing: object, passes: int) -> Non
     assert row.multiply_adds == row.votes * (4 + passes)  # 4x4 matrices: four products for each number
 
 
+def test_multiply_adds_of_attention_by_hand() -> None:
+    """Each vote sums up a window of one child channel; attention reads all votes for a parent once for each child."""
+    with torch.device("meta"):
+        rows = {row.name: row for row in torchcaps.create_model("choi2019_mnist").summary().rows}
+    places, votes = 14 * 14, 7 * 7 * 8 * 8 * 32
+    assert rows["primary"].multiply_adds == places * (128 * 9 * 64 + 8 * 16 * 16)  # and the capsule activation
+    assert rows["caps1"].votes == votes
+    assert rows["caps1"].multiply_adds == votes * (9 * 16 + 8 + 1)
+
+
+@pytest.mark.parametrize(
+    ("iterations", "expected"),
+    [
+        (2, {"caps1": (1, 1), "caps2": (1, 1), "classes": (1, 3)}),
+        (3, {"caps1": (1, 1), "caps2": (1, 3), "classes": (2, 5)}),
+    ],
+)
+def test_votes_count_once_for_each_set_of_children(iterations: int, expected: dict[str, tuple[int, int]]) -> None:
+    """Concurrently: how often votes are made anew, and passes over them. Steps that reach no class are not taken."""
+    model = narrow("tsai2020_cifar10", routing=InvertedAttention(iterations))
+    rows = {row.name: row for row in model.summary().rows}
+    for name, (made, passes) in expected.items():
+        assert rows[name].multiply_adds == rows[name].votes * (4 * made + passes), name
+
+
 def test_the_table_is_that_of_the_model_as_it_is_now() -> None:
     """Also after its owner has changed it, and without copying or moving a weight."""
     model = narrow("sabour2017_mnist")

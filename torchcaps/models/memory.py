@@ -49,7 +49,7 @@ class TrainingMemory:
     votes: int
 
 
-class _Births(TorchDispatchMode):
+class Births(TorchDispatchMode):
     """Notes every tensor that is made while it is on: (number, bytes) at its birth, (number, None) at its death."""
 
     def __init__(self) -> None:
@@ -155,7 +155,7 @@ def _run_step(twin: "Network", batch: int) -> list[tuple[int, int | None]]:
     """Run a step, forward and backward; return the births and deaths of its tensors."""
     n_objects = twin.n_objects or 1
     labels = torch.zeros((batch,) if n_objects == 1 else (batch, n_objects), dtype=torch.int64, device="meta")
-    births = _Births()
+    births = Births()
     for tensor in (*twin.parameters(), *twin.buffers(), labels):
         births.ignore(tensor)
     with births:
