@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor, nn
 
-from torchcaps.capsules import Capsules
+from torchcaps.capsules import Capsules, as_capsules
 from torchcaps.models.twin import sharing_twin
 from torchcaps.nn import CapsuleActivation, PrimaryCapsules
 from torchcaps.nn.layers import CapsuleLayer, ConvCapsules
@@ -132,7 +132,8 @@ class _Record:
     output: tuple[int, ...] = ()
     multiply_adds: int = 0
     votes: int = 0
-    children: Tensor | None = None  # those whose votes were made last
+    entered: Tensor | None = None  # the children that came in last
+    counted: Tensor | None = None  # those whose votes were counted last
 
 
 def summarize(model: "Network") -> Summary:
@@ -176,7 +177,11 @@ def _parts(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 def _count_votes(layer: CapsuleLayer, record: _Record) -> None:
     """Have a layer of the twin count its votes, and what routing asks of them."""
-    make = layer.make_votes
+    enter, make = layer.enter, layer.make_votes
+
+    def note(capsules: Capsules | Tensor) -> Capsules:
+        record.entered = as_capsules(capsules).pose  # before it is flattened, which makes another tensor of it
+        return enter(capsules)
 
     def add(count: int) -> None:
         record.multiply_adds += count
@@ -186,12 +191,12 @@ def _count_votes(layer: CapsuleLayer, record: _Record) -> None:
         *sites, _, parents, dim = votes.shape[1:]
         record.output = (*sites, parents, dim)
         record.votes = math.prod(votes.shape[1:])
-        if record.children is not children.pose:
-            record.children = children.pose
+        if record.counted is not record.entered:
+            record.counted = record.entered
             add(record.votes * layer.geometry.columns)
         return _CountedVotes(votes, add)
 
-    layer.make_votes = make_counted  # the twin is ours alone
+    layer.enter, layer.make_votes = note, make_counted  # the twin is ours alone
 
 
 def _count_products(part: nn.Module, record: _Record) -> None:
