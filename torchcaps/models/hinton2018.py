@@ -1,6 +1,7 @@
 """Matrix capsules with EM routing: Hinton, Sabour, Frosst 2018."""
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from torchcaps.models.layers import Layers
 from torchcaps.models.network import CapsuleNetwork
@@ -10,17 +11,26 @@ from torchcaps.models.schedules import Exponential
 from torchcaps.models.spec import CapsuleSpec, Image
 from torchcaps.routing import EM, Routing
 
-__all__ = ["Hinton2018", "add_class_capsules"]
+if TYPE_CHECKING:
+    from torchcaps.models.tsai2020 import Tsai2020EM
+
+__all__ = ["Hinton2018", "add_em_capsules"]
 
 
-def add_class_capsules(layers: Layers, classes: int, dim: int, routing: Routing, coordinates: bool) -> None:
-    """Add the class layer of EM routing: a window over the whole grid whose places share their matrices.
+def add_em_capsules(layers: Layers, spec: "Hinton2018 | Tsai2020EM", primary_types: int) -> None:
+    """Add what the nets with EM routing share: primary capsules, two convolutional layers, and the classes.
 
-    With ``coordinates`` each child's place is added to its votes, so that sharing loses no position: section 4.1.
+    The class layer is a window over the whole grid whose places share their matrices. With ``coordinates`` each child's
+    place is added to its votes, so that sharing loses no position: section 4.1.
     """
+    routing = spec.algorithm
+    layers.primary(primary_types, spec.dim, 1, activation="none", activations=True)
+    layers.conv_capsules("caps1", spec.types, spec.dim, 3, stride=2, routing=routing, pose="matrix")
+    layers.conv_capsules("caps2", spec.types, spec.dim, 3, routing=routing, pose="matrix")
     if isinstance(routing, EM):
-        routing = replace(routing, coordinates=coordinates)
-    layers.conv_capsules("classes", classes, dim, kernel=layers.grid, routing=routing, pose="matrix", weights="type")
+        routing = replace(routing, coordinates=spec.coordinates)
+    options = {"routing": routing, "pose": "matrix", "weights": "type"}
+    layers.conv_capsules("classes", spec.classes, spec.dim, layers.grid, **options)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,14 +77,10 @@ class Hinton2018(CapsuleSpec):
 
     def network(self) -> CapsuleNetwork:
         """Build the layers of the table."""
-        routing = self.algorithm
         layers = self.layers()
         layers.conv("conv1", self.width, 5, stride=2)
         layers.relu()
-        layers.primary(self.primary_types, self.dim, 1, activation="none", activations=True)
-        layers.conv_capsules("caps1", self.types, self.dim, 3, stride=2, routing=routing, pose="matrix")
-        layers.conv_capsules("caps2", self.types, self.dim, 3, routing=routing, pose="matrix")
-        add_class_capsules(layers, self.classes, self.dim, routing, self.coordinates)
+        add_em_capsules(layers, self, self.primary_types)
         return CapsuleNetwork(self, layers, self.head, decoder=self.decoder)
 
     def recipe(self) -> Recipe:

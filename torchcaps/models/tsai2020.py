@@ -6,7 +6,8 @@ from typing import Literal
 from torchcaps.models import init
 from torchcaps.models.backbones import add_resnet
 from torchcaps.models.heads import HeadName
-from torchcaps.models.hinton2018 import add_class_capsules
+from torchcaps.models.hinton2018 import add_em_capsules
+from torchcaps.models.layers import Layers
 from torchcaps.models.network import CapsuleNetwork
 from torchcaps.models.recipe import LossChoice, OptimizerChoice, Recipe
 from torchcaps.models.registry import register
@@ -16,7 +17,6 @@ from torchcaps.routing import EM, Dynamic, InvertedAttention, Routing
 
 __all__ = ["Tsai2020", "Tsai2020Diverse", "Tsai2020Dynamic", "Tsai2020EM"]
 
-Backbone = Literal["simple", "resnet"]
 Schedule = Literal["auto", "concurrent", "sequential"]
 SGD = OptimizerChoice("sgd", 0.1, momentum=0.9, weight_decay=5e-4)  # momentum and decay: the authors' code
 
@@ -27,7 +27,35 @@ def tsai_recipe(loss: LossChoice, optimizer: OptimizerChoice = SGD) -> Recipe:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tsai2020(CapsuleSpec):
+class _OnBackbone(CapsuleSpec):
+    """What the CIFAR nets share: one convolution before the capsules, or a ResNet.
+
+    Args:
+        backbone: ``"simple"``: one convolution, or ``"resnet"``.
+        width: channels of the backbone; of its last stage for a ResNet.
+        stages: of the ResNet before the last: (channels, blocks) each, all but the first with stride 2.
+        blocks: of its last stage.
+    """
+
+    image: Image = (3, 32, 32)
+    backbone: Literal["simple", "resnet"] = "simple"
+    width: int = 256
+    stages: tuple[tuple[int, int], ...] = ((64, 3),)
+    blocks: int = 4
+
+    def add_backbone(self, layers: Layers, kernel: int, stride: int = 1, padding: int = 0, norm: bool = False) -> None:
+        """Add the ResNet, or the convolution with this window."""
+        if self.backbone == "resnet":
+            add_resnet(layers, (*self.stages, (self.width, self.blocks)))
+            return
+        layers.conv("backbone", self.width, kernel, stride, padding)
+        if norm:
+            layers.norm()
+        layers.relu()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tsai2020(_OnBackbone):
     """Inverted dot-product attention on CIFAR: Tsai 2020, tables 8 and 9.
 
     ==========  ======================================================  ==================
@@ -47,10 +75,6 @@ class Tsai2020(CapsuleSpec):
     CIFAR-10; with a second one 562,929 would round to the same 0.56M.
 
     Args:
-        backbone: ``"simple"``: one convolution, or ``"resnet"``.
-        width: channels of the backbone; of its last stage for a ResNet.
-        stages: of the ResNet before the last: (channels, blocks) each, all but the first with stride 2.
-        blocks: of its last stage.
         types, dim: of every capsule layer.
         dense: capsules in the dense layers below the class layer.
         pose: ``"matrix"`` or ``"vector"``.
@@ -62,12 +86,7 @@ class Tsai2020(CapsuleSpec):
     code's first unfolding, which scrambles the poses of a window, and which the first author's own copy has mended.
     """
 
-    image: Image = (3, 32, 32)
     routing: Routing | str = InvertedAttention(2)
-    backbone: Backbone = "simple"
-    width: int = 256
-    stages: tuple[tuple[int, int], ...] = ((64, 3),)
-    blocks: int = 4
     types: int = 32
     dim: int = 16
     dense: tuple[int, ...] = ()
@@ -83,11 +102,7 @@ class Tsai2020(CapsuleSpec):
         """Build the layers of the table."""
         routing = self.algorithm
         layers = self.layers()
-        if self.backbone == "simple":
-            layers.conv("backbone", self.width, 3, stride=2, padding=1)
-            layers.relu()
-        else:
-            add_resnet(layers, (*self.stages, (self.width, self.blocks)))
+        self.add_backbone(layers, kernel=3, stride=2, padding=1)
         layers.primary(self.types, self.dim, 1, bias=False, activation="layer_norm")
         options = {"routing": routing, "pose": self.pose}
         layers.conv_capsules("caps1", self.types, self.dim, 3, stride=2, **options)
@@ -109,7 +124,7 @@ def _schedule(schedule: Schedule, routing: Routing) -> Literal["concurrent", "se
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tsai2020Dynamic(CapsuleSpec):
+class Tsai2020Dynamic(_OnBackbone):
     """The paper's baseline with dynamic routing: Tsai 2020, tables 4 and 5.
 
     ========  ================================================  ================
@@ -126,12 +141,7 @@ class Tsai2020Dynamic(CapsuleSpec):
     not say.
     """
 
-    image: Image = (3, 32, 32)
     routing: Routing | str = Dynamic(3)
-    backbone: Backbone = "simple"
-    width: int = 256
-    stages: tuple[tuple[int, int], ...] = ((64, 3),)
-    blocks: int = 4
     types: int = 32
     primary_dim: int = 8
     dim: int = 16
@@ -139,14 +149,12 @@ class Tsai2020Dynamic(CapsuleSpec):
     def network(self) -> CapsuleNetwork:
         """Build the layers of the table."""
         layers = self.layers()
-        if self.backbone == "simple":
-            init.each_layer(layers.conv("backbone", self.width, 9), init.he_normal)
-            layers.relu()
-        else:
-            add_resnet(layers, (*self.stages, (self.width, self.blocks)))
-        primary = layers.primary(self.types, self.primary_dim, 9, stride=2 if self.backbone == "simple" else 1)
+        self.add_backbone(layers, kernel=9)
+        simple = self.backbone == "simple"
+        primary = layers.primary(self.types, self.primary_dim, 9, stride=2 if simple else 1)
         layers.dense_capsules("classes", self.classes, self.dim, routing=self.algorithm)
-        init.each_layer(primary, init.he_normal)
+        for module in (primary, layers.front["backbone"]) if simple else (primary,):
+            init.each_layer(module, init.he_normal)
         return CapsuleNetwork(self, layers, self.head, decoder=self.decoder)
 
     def recipe(self) -> Recipe:
@@ -155,7 +163,7 @@ class Tsai2020Dynamic(CapsuleSpec):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tsai2020EM(CapsuleSpec):
+class Tsai2020EM(_OnBackbone):
     """The paper's baseline with EM routing: Tsai 2020, tables 6 and 7.
 
     ========  ================================================  ==================
@@ -177,12 +185,7 @@ class Tsai2020EM(CapsuleSpec):
     Official: the same; of this net there is no code.
     """
 
-    image: Image = (3, 32, 32)
     routing: Routing | str = EM(2)
-    backbone: Backbone = "simple"
-    width: int = 256
-    stages: tuple[tuple[int, int], ...] = ((64, 3),)
-    blocks: int = 4
     types: int = 32
     dim: int = 16
     coordinates: bool = True
@@ -193,18 +196,9 @@ class Tsai2020EM(CapsuleSpec):
 
     def network(self) -> CapsuleNetwork:
         """Build the layers of the table."""
-        routing = self.algorithm
         layers = self.layers()
-        if self.backbone == "simple":
-            layers.conv("backbone", self.width, 4, stride=2, padding=1)
-            layers.norm()
-            layers.relu()
-        else:
-            add_resnet(layers, (*self.stages, (self.width, self.blocks)))
-        layers.primary(self.types, self.dim, 1, activation="none", activations=True)
-        layers.conv_capsules("caps1", self.types, self.dim, 3, stride=2, routing=routing, pose="matrix")
-        layers.conv_capsules("caps2", self.types, self.dim, 3, routing=routing, pose="matrix")
-        add_class_capsules(layers, self.classes, self.dim, routing, self.coordinates)
+        self.add_backbone(layers, kernel=4, stride=2, padding=1, norm=True)
+        add_em_capsules(layers, self, self.types)
         return CapsuleNetwork(self, layers, self.head, decoder=self.decoder)
 
     def recipe(self) -> Recipe:
