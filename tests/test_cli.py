@@ -1,5 +1,6 @@
 """The command line, as a person and as a script would use it."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 import torchcaps
 from torchcaps.cli import main
 from torchcaps.models.registry import REGISTRY
+from torchcaps.routing import Dynamic
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -90,9 +92,11 @@ def test_a_routing_by_name_is_that_of_create_model(capsys: pytest.CaptureFixture
     """With its own defaults, whatever those of the model's routing; and flags may come first."""
     for flags in (["--routing", "em"], ["--routing=EM"]):
         shown = json.loads(run(capsys, "show", "--batch", "1", *flags, "--json", "sabour2017_svhn"))
-        assert shown["fields"]["routing"] == str(torchcaps.create_model("sabour2017_svhn", routing="em").spec.routing)
+        assert shown["fields"]["routing"]["kind"] == "EM"
+        assert shown["fields"]["routing"]["iterations"] == torchcaps.create_routing("em").iterations
+        assert shown["published"] == ""
     shown = json.loads(run(capsys, "show", "capsnet_small", "--routing.leak", "true", "--hidden", "32,16", "--json"))
-    assert shown["fields"]["routing"] == "Dynamic(iterations=3, gradient='full', leak=True, prior=False, bias=False)"
+    assert shown["fields"]["routing"] == {"kind": "Dynamic"} | dataclasses.asdict(Dynamic(3, leak=True))
     assert shown["fields"]["hidden"] == [32, 16]
     assert shown["recipe"]["batch_size"] == 64
 
@@ -124,6 +128,7 @@ def test_the_defaults_of_show_are_the_models(capsys: pytest.CaptureFixture[str])
         (["show", "sabour2017_mnist", "--batch", "0"], "--batch must be 1 or more, got 0"),
         (["show", "sabour2017_mnist", "--preset", "mine"], "preset"),
         (["list", "--bogus"], "--bogus"),
+        (["show", "yang2021_mnist", "--penalty", "l3"], "--penalty: this is none of its values (see 'torchcaps show y"),
         (["show", "sabour2017_mnist", "--routing", "EM2"], "did you mean 'em'"),
     ],
 )

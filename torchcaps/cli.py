@@ -60,6 +60,9 @@ class Parser(ArgumentParser):
         sentence = re.sub(r'^Parser key "([\w.]+)": ?', r"--\1: ", sentence)
         sentence = sentence.replace("Expected a <class 'int'>", "expected a whole number")
         sentence = re.sub(r"Expected a typing\.Literal\[(.*?)\]", r"expected one of \1", sentence)
+        sentence = re.sub(
+            r"Does not validate against any of the Union subtypes.*", "this is none of its values", sentence
+        )
         sys.exit(f"{self.prog}: {sentence.rstrip('.')} (see '{self.prog} --help')")
 
 
@@ -146,6 +149,7 @@ def show_command(words: list[str]) -> None:
     name = _model_name(words)
     spec = None if name is None else MODELS[known_name(name, MODELS, "model")].spec
     if spec is not None:
+        parser.prog = f"torchcaps show {name}"
         words = _readable(parser, spec, words)
         chosen_routing = any(word.partition("=")[0] == "--routing" for word in words)
         _add_fields(parser, spec, chosen_routing)
@@ -283,7 +287,7 @@ def _as_json(model: Network, summary: Summary, memory: dict[str, TrainingMemory]
     return {
         "name": model.name,
         "paper": MODELS[model.name].paper,
-        "published": MODELS[model.name].published,
+        "published": MODELS[model.name].published if model.spec == MODELS[model.name].spec else "",
         "fields": {field.name: _plain(getattr(model.spec, field.name)) for field in dataclasses.fields(model.spec)},
         "parameters": model.n_parameters,
         "multiply_adds": summary.multiply_adds,
@@ -295,8 +299,10 @@ def _as_json(model: Network, summary: Summary, memory: dict[str, TrainingMemory]
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON has it; what one chooses, such as a routing, as its text."""
-    return str(value) if dataclasses.is_dataclass(value) else value
+    """Return a value as JSON has it; what one chooses, such as a routing, with its kind and its fields."""
+    if not dataclasses.is_dataclass(value):
+        return value
+    return {"kind": type(value).__name__} | {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -71,7 +71,7 @@ def split_labels(labels: Tensor, n_classes: int, n_objects: int = 1, name: str =
             raise ValueError(
                 f"{name} must name {n_objects} of {n_classes} classes for each image, got one with {found}"
             )
-        numbers = hot.topk(n_objects, dim=1).indices.sort(1).values
+        numbers = hot.to(torch.uint8).topk(n_objects, dim=1).indices.sort(1).values
         return (numbers[:, 0] if n_objects == 1 else numbers), hot
     wanted = "[B]" if n_objects == 1 else f"[B, {n_objects}]"
     raise ValueError(

@@ -6,7 +6,7 @@ import torch
 from tests.models.narrow import narrow
 from torchcaps import create_model
 from torchcaps.labels import split_labels
-from torchcaps.models import OptimizerChoice, Sabour2017, register
+from torchcaps.models import OptimizerChoice, Recipe, Sabour2017, register
 from torchcaps.routing import Dynamic
 
 
@@ -44,6 +44,7 @@ from torchcaps.routing import Dynamic
         ("sabour2017_mnist", {"kernel": 4, "padding": "same"}, "kernel must be odd with padding='same'"),
         ("sabour2017_mnist", {"image": (64, 64, 3)}, "The channels come first"),
         ("chen2019_conv_mnist", {"rows": 3}, "rows must divide primary_dim, 8"),
+        ("chen2019_multi_cifar10", {"rows": 3}, "rows must divide dim, 8"),
         ("yang2021_mnist", {"slope": -1.0}, "slope must be 0 or more and at most 1"),
         ("choi2019_cifar10", {"depth": -1}, "depth must be 0 or more, got -1"),
         ("tsai2020_cifar10", {"dim": 15}, "dim must be a square number"),
@@ -108,6 +109,7 @@ def test_labels_both_ways() -> None:
     assert numbers.tolist() == [[3, 1], [0, 2]]
     assert hot.tolist() == [[0, 1, 0, 1], [1, 0, 1, 0]]
     assert split_labels(hot, 4, 2)[0].tolist() == [[1, 3], [0, 2]]
+    assert split_labels(hot.bool(), 4, 2)[0].tolist() == [[1, 3], [0, 2]]
     assert split_labels(torch.tensor([2, 0]), 3)[1].tolist() == [[0, 0, 1], [1, 0, 0]]
     assert split_labels(torch.tensor([[0, 0, 1], [1, 0, 0]]), 3)[0].tolist() == [2, 0]
     assert split_labels(torch.tensor([[0, 1], [1, 0]]), 2, 2)[0].tolist() == [
@@ -143,5 +145,9 @@ def test_a_registration_that_could_not_be_built_is_refused() -> None:
 def test_an_optimiser_without_a_rate() -> None:
     with pytest.raises(ValueError, match="rate must be over 0, got 0"):
         OptimizerChoice("adam", 0.0)
+    with pytest.raises(ValueError, match="give epochs or steps, not both, got 3 and 4"):
+        Recipe(epochs=3, steps=4)
+    with pytest.raises(ValueError, match="batch_size must be 1 or more, got 0"):
+        Recipe(batch_size=0)
     with pytest.raises(ValueError, match="kind must be 'adam', 'sgd' or 'rmsprop', got 'lion'"):
         OptimizerChoice("lion", 1.0)  # type: ignore[arg-type]

@@ -125,13 +125,16 @@ def test_predicted_digits_stand_beside_their_targets() -> None:
 @pytest.mark.parametrize(
     "routing", ["uniform", "dynamic", "em", "inverted_attention", "attention", "trainable", "quadratic"]
 )
-@pytest.mark.parametrize("name", ["sabour2017_mnist", "choi2019_mnist", "tsai2020_cifar10", "chen2019_multi_cifar10"])
+@pytest.mark.parametrize(
+    "name", ["sabour2017_mnist", "choi2019_mnist", "tsai2020_cifar10", "chen2019_multi_cifar10", "hinton2018_smallnorb"]
+)
 def test_any_routing_in_any_architecture(name: str, routing: str) -> None:
     """The head and the loss follow the routing, so that the scores mean something."""
     changes = {"dim": 8, "types": 2, "primary_dim": 2} if name == "sabour2017_mnist" and routing == "attention" else {}
     model = narrow(name, routing=routing, **changes)
     images, labels, targets = batch(model, 2)
     model.loss()(model(images, labels), labels, targets).backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
     scores = model.eval()(images).scores.detach()
     if routing == "inverted_attention":
         assert model.recipe.loss.scores == "cross_entropy"

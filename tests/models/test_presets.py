@@ -108,6 +108,7 @@ def test_yangs_batch_and_ascents() -> None:
     assert narrow("yang2021_mnist").recipe.ascents == 1  # Algorithm 1
     assert narrow("sabour2017_mnist", routing="quadratic").recipe.ascents == 1
     assert narrow("sabour2017_mnist").recipe.ascents == 0
+    assert narrow("yang2021_mnist").spec.build().recipe.ascents == 1
 
 
 def test_trap_16_sabours_rate_decays_at_every_step() -> None:
@@ -188,3 +189,9 @@ def test_the_spread_loss_knows_the_step() -> None:
 def test_changes_to_the_recipe_are_made_by_replacing() -> None:
     recipe = narrow("capsnet_small").recipe
     assert dataclasses.replace(recipe, batch_size=7).batch_size == 7
+
+
+def test_every_model_says_what_its_official_preset_is() -> None:
+    for name, entry in REGISTRY.items():
+        if "official" in entry.spec.presets:
+            assert "Official:" in (type(entry.spec).__doc__ or ""), name

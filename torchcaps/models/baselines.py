@@ -135,6 +135,8 @@ class TsaiCNN(ModelSpec):
 
     Deviation: the last mean is over what is left of the grid, 2x2 for CIFAR, so that larger images need no more
     weights.
+
+    Official: the same; of this net there is no code.
     """
 
     image: Image = (3, 32, 32)
@@ -237,6 +239,8 @@ class ChenCNN(ModelSpec):
 
     9x9 with 64 channels, 9x9 stride 2 with 256, ReLU; fully-connected 512 with dropout, the classes: 9,737,226
     parameters, where the paper prints 9.6M. No reading of it has that many.
+
+    Official: the same.
     """
 
     image: Image = (3, 32, 32)

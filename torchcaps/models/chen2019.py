@@ -137,6 +137,11 @@ class Chen2019Multi(CapsuleSpec):
     dim: int = 8
     rows: int = 4
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.dim % self.rows:
+            raise ValueError(f"rows must divide dim, {self.dim}: they are those of a pose, got {self.rows}")
+
     def network(self) -> CapsuleNetwork:
         """Build the layers of the table."""
         routing = self.algorithm
@@ -154,7 +159,7 @@ class Chen2019Multi(CapsuleSpec):
     def recipe(self) -> Recipe:
         """Adam at 0.002 for 20,000 steps: the released solver."""
         recipe = chen_recipe(self, steps=20_000)
-        return replace(recipe, optimizer=OptimizerChoice("adam", 2e-3), schedule=Inverse(1e-4, 0.75))
+        return replace(recipe, optimizer=OptimizerChoice("adam", 2e-3))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ def add_em_capsules(layers: Layers, spec: "Hinton2018 | Tsai2020EM", primary_typ
     place is added to its votes, so that sharing loses no position: section 4.1.
     """
     routing = spec.algorithm
-    layers.primary(primary_types, spec.dim, 1, activation="none", activations=True)
+    layers.primary(primary_types, spec.dim, 1, activation="none", activations=spec.with_activations)
     layers.conv_capsules("caps1", spec.types, spec.dim, 3, stride=2, routing=routing, pose="matrix")
     layers.conv_capsules("caps2", spec.types, spec.dim, 3, routing=routing, pose="matrix")
     if isinstance(routing, EM):

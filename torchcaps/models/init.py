@@ -47,8 +47,7 @@ def steady_std(routing: Routing, n_children: int, n_parents: int, dim: int, gain
     A sum of ``I`` votes of children of length 1, each with the coupling ``c`` that the routing starts from, has a
     length of about ``c std sqrt(I D)``; this makes it ``gain``, whatever the number of children and parents.
     ``squash`` has no slope at 0, so with a fixed deviation many parents, or few children, would hardly move at first.
-    Routings that start
-    otherwise draw their matrices themselves: ``None``.
+    Routings that start otherwise draw their matrices themselves: ``None``.
 
     With very many parents the votes themselves would be long, and agreement would grow without bound from iteration to
     iteration; so their length is kept to 1.

@@ -1,6 +1,5 @@
 """The two kinds of network that every model is: capsules over a convolutional front, or a plain convolutional one."""
 
-import dataclasses
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,6 @@ from torchcaps.models.output import Output
 from torchcaps.models.recipe import Recipe
 from torchcaps.models.summary import Summary, summarize
 from torchcaps.nn import CapsuleStack, Decoder
-from torchcaps.routing import Quadratic
 
 if TYPE_CHECKING:
     from torchcaps.models.spec import ModelSpec
@@ -38,7 +36,7 @@ class Network(nn.Module, ABC):
             raise ValueError(f"n_objects must be at most the number of classes, {spec.classes}, got {n_objects}")
         self.spec = spec
         self.name = type(spec).__name__
-        self.recipe: Recipe = spec.recipe()
+        self.recipe: Recipe = spec.training()
         self.n_objects = n_objects
         self.front = nn.Sequential()
         for name, module in layers.front.items():
@@ -58,7 +56,10 @@ class Network(nn.Module, ABC):
         return summarize(self)
 
     def __repr__(self) -> str:
-        return str(self.summary())
+        try:
+            return str(self.summary())
+        except Exception:  # a model that its owner has taken apart still prints, as any module does
+            return super().__repr__()
 
     def loss(self) -> nn.Module:
         """Build the loss of the recipe: ``loss(output, labels, targets)``."""
@@ -113,8 +114,6 @@ class CapsuleNetwork(Network):
     ) -> None:
         super().__init__(spec, layers, n_objects)
         self.capsules = CapsuleStack(layers.capsules, schedule)
-        if any(isinstance(layer.routing, Quadratic) for layer in layers.capsules.values()):
-            self.recipe = dataclasses.replace(self.recipe, ascents=1)
         self.head = make_head(head, layers.dim)
         self.decoder = None if decoder is None else Decoder(spec.classes, layers.dim, spec.image, decoder)
 

@@ -67,7 +67,7 @@ class Objective(nn.Module):
     >>> import torch, torchcaps
     >>> model = torchcaps.create_model("capsnet_small")
     >>> images, labels = torch.rand(2, 1, 28, 28), torch.tensor([3, 7])
-    >>> model.recipe.loss.make()(model(images, labels), labels, images).backward()
+    >>> model.loss()(model(images, labels), labels, images).backward()
     """
 
     def __init__(self, scores: nn.Module, reconstruction: ReconstructionLoss, n_objects: int | None = 1) -> None:
@@ -161,6 +161,13 @@ class Recipe:
     test_data: str = ""
     augmentation: str = ""
     note: str = ""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_range(self, "batch_size", 1)
+        check_range(self, "ascents", 0)
+        if self.epochs is not None and self.steps is not None:
+            raise ValueError(f"Recipe: give epochs or steps, not both, got {self.epochs} and {self.steps}")
 
     def rate(self, step: int, epoch: int = 0, total: int | None = None) -> float:
         """Return the learning rate of a step; a schedule over the whole training needs its ``total`` of steps."""

@@ -39,7 +39,7 @@ class Entry:
     def recipe(self, spec: ModelSpec) -> Recipe:
         """Return the recipe for this model, with a spec that may have been changed."""
         changes = {key: value(spec) if callable(value) else value for key, value in self.training.items()}
-        return dataclasses.replace(spec.recipe(), **changes)
+        return dataclasses.replace(spec.training(), **changes)
 
 
 REGISTRY: dict[str, Entry] = {}
@@ -76,8 +76,7 @@ def create_model(name: str, **changes: Any) -> Network:
     refuse_unknown(type(entry.spec), changes, name)
     spec = dataclasses.replace(entry.spec, **changes)
     model = spec.build(name)
-    model.name = name
-    model.recipe = dataclasses.replace(entry.recipe(spec), ascents=model.recipe.ascents)
+    model.name, model.recipe = name, entry.recipe(spec)
     return model
 
 

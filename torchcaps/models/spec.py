@@ -15,7 +15,7 @@ from torchcaps.models.layers import ImageTooSmall, Layers
 from torchcaps.models.network import Network
 from torchcaps.models.recipe import LossChoice, Recipe
 from torchcaps.nn.sizes import as_count
-from torchcaps.routing import Routing, as_routing
+from torchcaps.routing import EM, Quadratic, Routing, as_routing
 
 __all__ = ["CapsuleSpec", "Image", "ModelSpec", "Preset", "Streamed"]
 
@@ -74,6 +74,10 @@ class ModelSpec(ABC):
     @abstractmethod
     def recipe(self) -> Recipe:
         """Return what the paper trains it with."""
+
+    def training(self) -> Recipe:
+        """Return the recipe with what the model's own choices add to it."""
+        return self.recipe()
 
     def build(self, name: str | None = None) -> Network:
         """Build the network; where the image is too small for it, say which would do."""
@@ -155,6 +159,15 @@ class CapsuleSpec(ModelSpec):
         """What scores the class capsules."""
         return head_for(self.algorithm)
 
+    @property
+    def with_activations(self) -> bool:
+        """Whether the routing reads activations of its children, so that the primary capsules need some."""
+        return isinstance(self.algorithm, EM) or getattr(self.algorithm, "activations", False)
+
+    def training(self) -> Recipe:
+        """Return the recipe, with a step of ascent for each of descent where the routing is `Quadratic`."""
+        return dataclasses.replace(self.recipe(), ascents=1) if isinstance(self.algorithm, Quadratic) else self.recipe()
+
     def check_square(self, dim: int) -> None:
         """Raise where a pose of this size is no square matrix."""
         if math.isqrt(dim) ** 2 != dim:
@@ -174,6 +187,6 @@ class CapsuleSpec(ModelSpec):
             scores = "cross_entropy" if n_objects == 1 else "binary"
         elif self.head == "activation" and n_objects == 1:
             scores = "spread"
-        elif scores != "margin":
+        else:
             scores = "margin"
         return dataclasses.replace(loss, scores=scores)

@@ -103,7 +103,7 @@ class Tsai2020(_OnBackbone):
         routing = self.algorithm
         layers = self.layers()
         self.add_backbone(layers, kernel=3, stride=2, padding=1)
-        layers.primary(self.types, self.dim, 1, bias=False, activation="layer_norm")
+        layers.primary(self.types, self.dim, 1, bias=False, activation="layer_norm", activations=self.with_activations)
         options = {"routing": routing, "pose": self.pose}
         layers.conv_capsules("caps1", self.types, self.dim, 3, stride=2, **options)
         layers.conv_capsules("caps2", self.types, self.dim, 3, **options)
@@ -137,8 +137,10 @@ class Tsai2020Dynamic(_OnBackbone):
 
     7,992,576 (7.99M) and 31,585,536 (31.59M) parameters. With the ResNet backbone the primary convolution has stride 1;
     the printed 12.45M and 36.04M are 12,451,136 and 36,044,096, and need 256 channels in the last stage where
-    appendix A.1 says 128 (6,616,128). Weights start as in `torchcaps.models.sabour2017.Sabour2017`; the paper does
-    not say.
+    appendix A.1 says 128 (6,616,128). Weights start as in `torchcaps.models.sabour2017.Sabour2017`, and 3
+    iterations are those of Sabour 2017; the paper says neither.
+
+    Official: the same; of this net there is no code.
     """
 
     routing: Routing | str = Dynamic(3)

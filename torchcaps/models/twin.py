@@ -21,5 +21,9 @@ def meta_twin(model: Module) -> Module:
 
 
 def sharing_twin(model: Module) -> Module:
-    """Return a copy of a model that has the very same weights."""
-    return copy.deepcopy(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
+    """Return a copy of a model that has the very same weights, and none of its hooks."""
+    twin = copy.deepcopy(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
+    for module in twin.modules():  # hooks are for whoever set them, and not for what we run
+        module._forward_hooks.clear()
+        module._forward_pre_hooks.clear()
+    return twin
