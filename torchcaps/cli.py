@@ -166,7 +166,7 @@ def show_command(words: list[str]) -> None:
         print(json.dumps(_as_json(model, summary, _memory(model, summary, batch), batch), indent=2))
     else:
         _show_layers(model, summary)
-        _show_memory(model, _memory(model, summary, batch), batch)
+        _show_memory(model, summary, _memory(model, summary, batch), batch)
 
 
 def _model_name(words: list[str]) -> str | None:
@@ -253,7 +253,7 @@ def _show_layers(model: Network, summary: Summary) -> None:
     _print(table)
 
 
-def _show_memory(model: Network, memory: dict[str, TrainingMemory], batch: int) -> None:
+def _show_memory(model: Network, summary: Summary, memory: dict[str, TrainingMemory], batch: int) -> None:
     print(f"Memory to train on a CPU with batches of {batch}, MiB:")
     columns = ("weights", model.recipe.optimizer.kind, "tensors of a step", "holes, spare", "in all")
     table = _table("", *columns, right=columns)
@@ -264,7 +264,7 @@ def _show_memory(model: Network, memory: dict[str, TrainingMemory], batch: int) 
     _print(table)
     votes = next(iter(memory.values())).votes / 2**20
     if votes:
-        names = streaming_layers(model, batch)
+        names = streaming_layers(model, summary, batch)
         streams = f"it streams those of {', '.join(names)}" if names else "they are"
         print(f"The votes of a batch, were they stored, are {votes:,.1f} MiB. As the model is set, {streams}.")
     print(f"Trained by default with {_in_words(model.recipe)}.")

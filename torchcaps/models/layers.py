@@ -85,11 +85,9 @@ class Layers:
         self._then("flatten", nn.Flatten())
         self.channels, self.grid = self.channels * self.grid[0] * self.grid[1], (1, 1)
 
-    def linear(self, name: str, features: int) -> nn.Linear:
+    def linear(self, name: str, features: int) -> None:
         """Add a fully-connected layer to a flat vector."""
-        module = nn.Linear(self.channels, features)
-        self.add(name, module, features)
-        return module
+        self.add(name, nn.Linear(self.channels, features), features)
 
     def dropout(self, rate: float) -> None:
         """Add dropout."""
@@ -118,14 +116,14 @@ class Layers:
         *,
         routing: Routing,
         **options: Any,
-    ) -> ConvCapsules:
+    ) -> None:
         """Add a convolutional capsule layer."""
         grid = self.grid
         self._shrink(name, kernel, stride, padding)
         window = (kernel, kernel) if isinstance(kernel, int) else kernel
         gain = HIDDEN_GAIN if self.grid != (1, 1) else CLASS_GAIN
         options.setdefault("init", steady_std(routing, self.types * window[0] * window[1], types, dim, gain))
-        module = ConvCapsules(
+        self.capsules[name] = ConvCapsules(
             self.types,
             self.dim,
             types,
@@ -138,18 +136,15 @@ class Layers:
             streamed=self.streamed,
             **options,
         )
-        self.capsules[name] = module
         self.types, self.dim = types, dim
-        return module
 
-    def dense_capsules(self, name: str, parents: int, dim: int, *, routing: Routing, **options: Any) -> DenseCapsules:
+    def dense_capsules(self, name: str, parents: int, dim: int, *, routing: Routing, **options: Any) -> None:
         """Add a fully-connected capsule layer over all capsules of the grid."""
         children = self.types * self.grid[0] * self.grid[1]
         options.setdefault("init", steady_std(routing, children, parents, dim, CLASS_GAIN))
-        module = DenseCapsules(children, self.dim, parents, dim, routing=routing, streamed=self.streamed, **options)
-        self.capsules[name] = module
+        sizes = (children, self.dim, parents, dim)
+        self.capsules[name] = DenseCapsules(*sizes, routing=routing, streamed=self.streamed, **options)
         self.types, self.dim, self.grid = parents, dim, (1, 1)
-        return module
 
     # ------------------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from torchcaps.models.heap import Heap
+from torchcaps.models.summary import Summary
 from torchcaps.models.twin import meta_twin
 from torchcaps.nn.layers import CapsuleLayer
 from torchcaps.nn.sizes import as_count
@@ -24,9 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["TrainingMemory", "estimate_memory", "streaming_layers"]
 
 
-# What the kernels take for themselves, and holes that the model of the heap does not see. The pieces of streamed votes
-# leave more of those. Without them the estimates of `python -m benchmarks.training_memory` were 0.72 to 1.12 of what
-# was measured, and 0.67 to 0.86 where votes are streamed.
+# What the kernels take for themselves, and holes that the model of the heap does not see; the pieces of streamed votes
+# leave more of those. `python -m benchmarks.training_memory` measures what they lead to.
 SPARE, SPARE_STREAMED = 1.15, 1.3
 
 
@@ -132,22 +132,23 @@ def estimate_memory(model: "Network", batch: int, streamed: bool | Literal["auto
             heap.give_back(heap.take(size))
         for number in left:
             heap.give_back(number)
-    spare = SPARE_STREAMED if streaming_layers(twin, batch) else SPARE
+    summary = twin.summary()
+    spare = SPARE_STREAMED if streaming_layers(twin, summary, batch) else SPARE
     weights, kept = sum(parameters) + sum(map(_bytes, twin.buffers())), n_states * sum(parameters)
     return TrainingMemory(
         weights=weights,
         optimizer=kept,
         step=_most_at_once(births),
         total=weights + kept + int(spare * (heap.most - weights - kept)),
-        votes=model.summary().votes * batch * next(twin.parameters()).element_size(),
+        votes=summary.votes * batch * next(twin.parameters()).element_size(),
     )
 
 
-def streaming_layers(model: "Network", batch: int) -> list[str]:
+def streaming_layers(model: "Network", summary: Summary, batch: int) -> list[str]:
     """Return the names of the capsule layers that stream their votes at this batch, as they are set."""
     size = batch * next(model.parameters()).element_size()
     layers = {name.split(".")[-1]: layer for name, layer in model.named_modules() if isinstance(layer, CapsuleLayer)}
-    rows = {row.name: row for row in model.summary().rows}
+    rows = {row.name: row for row in summary.rows}
     return [name for name, layer in layers.items() if layer.streams(rows[name].votes * size)]
 
 

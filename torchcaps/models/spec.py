@@ -182,7 +182,6 @@ class CapsuleSpec(ModelSpec):
 
         Activations get the spread loss, with which EM routing comes, where an image has one object.
         """
-        scores = loss.scores
         if self.head == "linear":
             scores = "cross_entropy" if n_objects == 1 else "binary"
         elif self.head == "activation" and n_objects == 1:

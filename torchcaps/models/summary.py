@@ -29,7 +29,7 @@ class Row:
         name: in the model.
         kind: what it does, in words.
         output: its shape, without the batch.
-        parameters: trainable ones.
+        parameters: frozen ones included.
         multiply_adds: of one image's forward pass.
         votes: numbers in the vote tensor of one image; 0 for other layers.
     """
@@ -51,7 +51,7 @@ class Summary:
 
     @property
     def parameters(self) -> int:
-        """Trainable parameters of the whole model."""
+        """Parameters of the whole model."""
         return sum(row.parameters for row in self.rows)
 
     @property
