@@ -24,13 +24,13 @@ LAYERS = [
     {"torchcaps.cli"},
     {"torchcaps"},
     {"torchcaps.models"},
-    {"torchcaps.nn", "torchcaps.losses", "torchcaps.metrics"},
+    {"torchcaps.nn", "torchcaps.losses", "torchcaps.metrics", "torchcaps.data"},
     {"torchcaps.routing"},
     {"torchcaps.votes"},
     {"torchcaps.capsules", "torchcaps.activations", "torchcaps.labels", "torchcaps.fields"},
 ]
 # What needs more than torch, and says so when it is missing.
-EXTRAS = {"torchcaps.cli": {"jsonargparse", "rich"}}
+EXTRAS = {"torchcaps.cli": {"jsonargparse", "rich"}}  # torchcaps.data imports its extras when it needs them
 
 
 def part_of(module: str) -> str:
@@ -128,6 +128,7 @@ def test_every_public_name_is_used_by_a_test() -> None:
                 used.add(node.attr)
     packages = (
         torchcaps,
+        torchcaps.data,
         torchcaps.nn,
         torchcaps.routing,
         torchcaps.losses,

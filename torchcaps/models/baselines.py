@@ -275,8 +275,8 @@ register(
     "sabour2017_cnn_multimnist",
     PooledCNN(),
     "24.56M",
-    data="multimnist",
-    augmentation=by_preset("sabour2017.multimnist", "sabour2017.multimnist-official"),
+    data=by_preset("multimnist", "multimnist-official"),
+    augmentation="sabour2017.multimnist",
     schedule=Exponential(0.96, 20_000, floor=1e-3),
 )
 register(

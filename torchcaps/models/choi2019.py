@@ -101,7 +101,7 @@ register(
     Choi2019(),
     "5.31M",
     data="mnist",
-    augmentation=by_preset("choi2019.mnist", "choi2019.mnist-official"),
+    augmentation=by_preset("choi2019.mnist+", "choi2019.mnist+official"),
 )
 register(
     "choi2019_affnist",
@@ -116,6 +116,6 @@ register(
     Choi2019(image=(3, 32, 32), depth=4),
     "9.6M",
     data="cifar10",
-    augmentation="choi2019.cifar10",
+    augmentation="choi2019.cifar10+",
     epochs=200,
 )

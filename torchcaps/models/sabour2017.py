@@ -125,8 +125,8 @@ register(
     "sabour2017_multimnist",
     Sabour2017(image=(1, 36, 36), n_objects=2),
     "11.36M",
-    data="multimnist",
-    augmentation=by_preset("sabour2017.multimnist", "sabour2017.multimnist-official"),
+    data=by_preset("multimnist", "multimnist-official"),
+    augmentation="sabour2017.multimnist",
     schedule=Exponential(0.96, 20_000, floor=1e-3),
 )
 register(
@@ -149,7 +149,7 @@ register(
     "sabour2017_smallnorb",
     Sabour2017(image=(2, 32, 32), classes=5, reconstruction=False),
     data="smallnorb",
-    augmentation="sabour2017.smallnorb",
+    augmentation=by_preset("sabour2017.smallnorb", "sabour2017.smallnorb-official"),
 )
 register(
     "sabour2017_svhn",

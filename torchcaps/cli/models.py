@@ -1,87 +1,28 @@
-"""The command line: ``torchcaps list`` and ``torchcaps show``.
-
-Each command is a function that takes the words after its name and prints. What a user did wrong is said in one sentence
-on standard error, with a non-zero exit.
-"""
+"""``torchcaps list`` and ``torchcaps show``."""
 
 import dataclasses
 import json
 import re
 import sys
 import typing
-from collections.abc import Callable
-from typing import Any, NoReturn
-
-try:
-    from jsonargparse import ArgumentParser, set_parsing_settings
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-except ImportError as missing:
-    sys.exit(f"torchcaps: the command line needs {missing.name}: pip install 'torchcaps[cli]'")
+from typing import Any
 
 import torch
+from rich.console import Console
 
-import torchcaps
+from torchcaps.cli.parser import Parser, add_fields, kind_of
+from torchcaps.cli.tables import print_table, start_table
 from torchcaps.fields import known_name
 from torchcaps.models import Network, Recipe, create_model
 from torchcaps.models.memory import TrainingMemory, estimate_memory, streaming_layers
 from torchcaps.models.registry import REGISTRY as MODELS
 from torchcaps.models.spec import CapsuleSpec, ModelSpec
 from torchcaps.models.summary import Summary, shortened
-from torchcaps.routing import Routing
 from torchcaps.routing.base import REGISTRY as ROUTINGS
 
-__all__ = ["main"]
-
-set_parsing_settings(subclasses_enabled=[Routing])
+__all__ = ["list_command", "show_command"]
 
 WIDE = 128  # columns that the whole list takes
-
-HELP = """\
-usage: torchcaps COMMAND ...
-
-  list    the models, with paper, data, parameters and routing
-  show    one model's layers, what they cost, and the memory that training it takes
-
-'torchcaps COMMAND --help' says more, 'torchcaps show MODEL --help' what can be changed in a model. For example:
-
-  torchcaps list tsai
-  torchcaps show sabour2017_mnist --image 3x64x64 --classes 196
-"""
-
-
-class Parser(ArgumentParser):
-    """A parser whose errors are one sentence."""
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Say what was wrong, and leave."""
-        sentence = " ".join(str(message).split())
-        sentence = re.sub(r'^Parser key "([\w.]+)": ?', r"--\1: ", sentence)
-        sentence = sentence.replace("Expected a <class 'int'>", "expected a whole number")
-        sentence = re.sub(r"Expected a typing\.Literal\[(.*?)\]", r"expected one of \1", sentence)
-        sentence = re.sub(
-            r"Does not validate against any of the Union subtypes.*", "this is none of its values", sentence
-        )
-        sys.exit(f"{self.prog}: {sentence.rstrip('.')} (see '{self.prog} --help')")
-
-
-def main(words: list[str] | None = None) -> None:
-    """Run a command."""
-    words = sys.argv[1:] if words is None else words
-    commands: dict[str, Callable[[list[str]], None]] = {"list": list_command, "show": show_command}
-    if not words or words[0] in ("-h", "--help", "help"):
-        print(HELP, end="")
-        return
-    if words[0] == "--version":
-        print(f"torchcaps {torchcaps.__version__}")
-        return
-    try:
-        commands[known_name(words[0], commands, "the command")](words[1:])
-    except (ValueError, TypeError) as error:
-        sys.exit(f"torchcaps: {error}")
-    except BrokenPipeError:
-        sys.stderr.close()  # whoever read our output has seen enough
 
 
 # list ------------------------------------------------------------------------------------------------------
@@ -107,12 +48,12 @@ def list_command(words: list[str]) -> None:
         return
     narrow = sys.stdout.isatty() and Console().width < WIDE
     columns = ["model", "parameters"] if narrow else ["model", "paper", "data", "parameters", "published"]
-    table = _table(*columns, "routing", right=("parameters", "published"))
+    table = start_table(*columns, "routing", right=("parameters", "published"))
     table.columns[-1].no_wrap, table.columns[-1].overflow = True, "ellipsis"
     for row in rows:
         cells = {**row, "model": row["name"], "parameters": f"{row['parameters']:,}"}
         table.add_row(*(cells[column] for column in columns), row["routing"])
-    _print(table)
+    print_table(table)
     if narrow:
         print(f"A terminal of {WIDE} columns has room for paper, data and published counts too; --json has all.")
 
@@ -152,7 +93,7 @@ def show_command(words: list[str]) -> None:
         parser.prog = f"torchcaps show {name}"
         words = _readable(parser, spec, words)
         chosen_routing = any(word.partition("=")[0] == "--routing" for word in words)
-        _add_fields(parser, spec, chosen_routing)
+        add_fields(parser, spec, chosen_routing)
     options = parser.parse_args(words)
     assert spec is not None, "the parser requires a name"
     if options.batch is not None and options.batch < 1:
@@ -181,7 +122,7 @@ def _model_name(words: list[str]) -> str | None:
 
 def _readable(parser: Parser, spec: ModelSpec, words: list[str]) -> list[str]:
     """Write what people write as the parser reads it: ``3x64x64`` and ``512,1024`` as lists, ``em`` as its class."""
-    tuples = {f"--{f.name}" for f in dataclasses.fields(spec) if typing.get_origin(_kind(spec, f.name)) is tuple}
+    tuples = {f"--{f.name}" for f in dataclasses.fields(spec) if typing.get_origin(kind_of(spec, f.name)) is tuple}
     flags = {f"--{f.name}" for f in dataclasses.fields(spec)} | {"--batch", "--json", "--help", "--routing.help"}
     written = []
     for before, word in zip(["", *words], words, strict=False):
@@ -206,32 +147,6 @@ def _routing_class(name: str) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-def _kind(spec: ModelSpec, field: str) -> Any:
-    return typing.get_type_hints(type(spec))[field]
-
-
-def _add_fields(parser: Parser, spec: ModelSpec, chosen_routing: bool) -> None:
-    """Make a flag of every field of a model, its value there the default.
-
-    A routing that the user names starts from its own defaults, not from the fields of the model's.
-    """
-    group = parser.add_argument_group(f"fields of {type(spec).__name__}")
-    for field in dataclasses.fields(spec):
-        routing = field.name == "routing"
-        default = None if routing and chosen_routing else getattr(spec, field.name)
-        kind = Routing if routing else _kind(spec, field.name)
-        group.add_argument(f"--{field.name}", type=kind, default=default, help=_described(type(spec), field.name))
-
-
-def _described(cls: type, field: str) -> str:
-    """Return what a class's docstring says of a field."""
-    for owner in cls.__mro__:
-        for names, text in re.findall(r"^ {8}([\w, ]+): (.*(?:\n {12}.*)*)", owner.__doc__ or "", re.MULTILINE):
-            if field in names.split(", "):
-                return " ".join(text.split()).replace("``", "").replace("%", "%%").replace('"', "'")
-    return ""
-
-
 def _memory(model: Network, summary: Summary, batch: int) -> dict[str, TrainingMemory]:
     """Estimate what training takes, with votes stored and streamed where there are any."""
     ways: dict[str, Any] = {"stored": False, "streamed": True} if summary.votes else {"": None}
@@ -245,23 +160,23 @@ def _show_layers(model: Network, summary: Summary) -> None:
     published = f" (the paper prints {entry.published})" if entry.published and model.spec == entry.spec else ""
     print(f"{summary.title}\n{paper}{model.n_parameters:,} parameters{published}\n")
     head, *rows, total = summary.cells()
-    table = _table(*head, right=head[3:])
+    table = start_table(*head, right=head[3:])
     for row in rows:
         table.add_row(*row)
     table.add_section()
     table.add_row(*total)
-    _print(table)
+    print_table(table)
 
 
 def _show_memory(model: Network, summary: Summary, memory: dict[str, TrainingMemory], batch: int) -> None:
     print(f"Memory to train on a CPU with batches of {batch}, MiB:")
     columns = ("weights", model.recipe.optimizer.kind, "tensors of a step", "holes, spare", "in all")
-    table = _table("", *columns, right=columns)
+    table = start_table("", *columns, right=columns)
     for way, needs in memory.items():
         parts = (needs.weights, needs.optimizer, needs.step)
         sizes = (*parts, needs.total - sum(parts), needs.total)
         table.add_row(f"votes {way}" if way else "", *(f"{size / 2**20:,.1f}" for size in sizes))
-    _print(table)
+    print_table(table)
     votes = next(iter(memory.values())).votes / 2**20
     if votes:
         names = streaming_layers(model, summary, batch)
@@ -303,30 +218,3 @@ def _plain(value: Any) -> Any:
     if not dataclasses.is_dataclass(value):
         return value
     return {"kind": type(value).__name__} | {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-
-
-# ----------------------------------------------------------------------------------------------------------
-
-
-def _table(*headings: str, right: tuple[str, ...] = ()) -> Table:
-    """Start a table whose first column and numbers are never cut; the rest gives way."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for number, heading in enumerate(headings):
-        whole = heading in right or number == 0
-        justify = "right" if heading in right else "left"
-        table.add_column(heading, justify=justify, no_wrap=whole, overflow="fold")
-    return table
-
-
-def _print(table: Table) -> None:
-    """Print a table: as wide as the terminal, or on a pipe as wide as it needs."""
-    width = None if sys.stdout.isatty() else 400
-    console = Console(width=width)
-    with console.capture() as capture:
-        console.print(table)
-    lines = [line.rstrip() for line in capture.get().splitlines()]
-    print("\n".join(lines).strip("\n") + "\n")
-
-
-if __name__ == "__main__":
-    main()

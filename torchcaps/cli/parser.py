@@ -1,0 +1,57 @@
+"""Flags out of dataclasses, and errors of one sentence."""
+
+import dataclasses
+import re
+import sys
+import typing
+from typing import Any, NoReturn
+
+from jsonargparse import ArgumentParser, set_parsing_settings
+
+from torchcaps.routing import Routing
+
+__all__ = ["Parser", "add_fields", "kind_of"]
+
+set_parsing_settings(subclasses_enabled=[Routing])
+
+
+class Parser(ArgumentParser):
+    """A parser whose errors are one sentence."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Say what was wrong, and leave."""
+        sentence = " ".join(str(message).split())
+        sentence = re.sub(r'^Parser key "([\w.]+)": ?', r"--\1: ", sentence)
+        sentence = sentence.replace("Expected a <class 'int'>", "expected a whole number")
+        sentence = re.sub(r"Expected a typing\.Literal\[(.*?)\]", r"expected one of \1", sentence)
+        sentence = re.sub(
+            r"Does not validate against any of the Union subtypes.*", "this is none of its values", sentence
+        )
+        sys.exit(f"{self.prog}: {sentence.rstrip('.')} (see '{self.prog} --help')")
+
+
+def kind_of(spec: Any, field: str) -> Any:
+    """Return what a field of a dataclass is annotated with."""
+    return typing.get_type_hints(type(spec))[field]
+
+
+def add_fields(parser: Parser, spec: Any, chosen_routing: bool = False) -> None:
+    """Make a flag of every field of what one chooses, its value there the default.
+
+    A routing that the user names starts from its own defaults, not from the fields of the model's.
+    """
+    group = parser.add_argument_group(f"fields of {type(spec).__name__}")
+    for field in dataclasses.fields(spec):
+        routing = field.name == "routing"
+        default = None if routing and chosen_routing else getattr(spec, field.name)
+        kind = Routing if routing else kind_of(spec, field.name)
+        group.add_argument(f"--{field.name}", type=kind, default=default, help=described(type(spec), field.name))
+
+
+def described(cls: type, field: str) -> str:
+    """Return what a class's docstring says of a field."""
+    for owner in cls.__mro__:
+        for names, text in re.findall(r"^ {8}([\w, ]+): (.*(?:\n {12}.*)*)", owner.__doc__ or "", re.MULTILINE):
+            if field in names.split(", "):
+                return " ".join(text.split()).replace("``", "").replace("%", "%%").replace('"', "'")
+    return ""

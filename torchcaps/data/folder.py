@@ -1,0 +1,149 @@
+"""Your own images: a folder with one sub-folder a class."""
+
+import os
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import torch
+
+from torchcaps.data.dataset import Dataset, ImageSet
+from torchcaps.data.errors import DataError
+from torchcaps.data.pictures import Form, common_form, read_pictures
+from torchcaps.data.registry import register
+from torchcaps.data.spec import DataSpec, Request
+from torchcaps.fields import check_range, listed
+
+__all__ = ["Folder"]
+
+SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+SPLITS = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
+
+
+@dataclass(frozen=True)
+class Folder(DataSpec):
+    """Images in a folder with one sub-folder a class, or with folders ``train``, ``test`` and, if you like, ``val``
+    that have one sub-folder a class.
+
+    Without such folders the images of each class are split at random, but always in the same way: by a hash of their
+    names, so that new images hardly move the old ones. Decoded images are kept in your cache folder.
+
+    Args:
+        size: height and width in pixels; ``None``: as they are, where all have one size of at most 96, else squares of
+            their median shorter side, at most 64.
+        channels: ``"grey"``, ``"colour"``, or ``"auto"``: grey where all images are.
+        fit: how an image of another shape is made to fit: ``"crop"`` its middle, ``"pad"`` it with black, or
+            ``"stretch"`` it. What is transparent becomes white.
+        broken: what to do about images that can't be read: ``"fail"``, or ``"skip"`` them with a warning.
+        val, test: shares of the images that are held out where there are no folders for it.
+        seed: of that split.
+        cache: whether to keep decoded images for the next time.
+    """
+
+    title: ClassVar[str] = "your own images: a folder with one sub-folder a class"
+    splits: ClassVar[tuple[str, ...]] = ("train", "val", "test")
+    n_classes: ClassVar[int | None] = None
+
+    size: int | None = None
+    channels: Literal["auto", "grey", "colour"] = "auto"
+    fit: Literal["crop", "pad", "stretch"] = "crop"
+    broken: Literal["fail", "skip"] = "fail"
+    val: float = 0.1
+    test: float = 0.1
+    seed: int = 0
+    cache: bool = True
+
+    def check(self) -> None:
+        """Refuse sizes without pixels, and shares that leave nothing to learn from."""
+        check_range(self, "size", 1, 4096)
+        check_range(self, "val", 0, 1)
+        check_range(self, "test", 0, 1)
+        if self.val + self.test >= 1:
+            raise ValueError(f"folder: val and test must leave something to train with, got {self.val} and {self.test}")
+
+    def load(self, request: Request) -> Dataset:
+        """Read the images of a part."""
+        if request.root is None:
+            raise DataError(
+                "folder: which one? Give it as root=, as --data-dir, or as the name itself: create_dataset('./images')"
+            )
+        root = Path(os.fspath(request.root)).expanduser()
+        if not root.is_dir():
+            raise DataError(f"folder: {root} is no folder: it must be one with a sub-folder of images for each class")
+        by_split = _split_folders(root)
+        everything = {name: _by_class(folder) for name, folder in (by_split or {"": root}).items()}
+        classes = list(next(iter(everything.values())))
+        for name, found in everything.items():
+            if list(found) != classes:
+                different = sorted(set(found) ^ set(classes))
+                raise DataError(f"folder: {root}/{name} has other classes than the rest: {listed(different, 'and')}")
+        if len(classes) < 2:
+            raise DataError(f"folder: {root} has one class, {classes[0]!r}, and there is nothing to tell it from")
+        if by_split and request.split not in by_split:
+            there = listed([folder.name for folder in by_split.values()], "and")
+            raise DataError(f"folder: {root} has no folder for the split {request.split!r}: it has {there}")
+        chosen = everything[request.split] if by_split else self._part(everything[""], request.split)
+        files = [(path, number) for number, name in enumerate(classes) for path in chosen[name]]
+        if not files:
+            raise DataError(f"folder: the split {request.split!r} of {root} is empty: its share is too small")
+        form = self._form([path for found in everything.values() for paths in found.values() for path in paths])
+        images, kept = read_pictures([path for path, _ in files], form, self.broken == "skip", self.cache)
+        labels = torch.tensor([number for _, number in files])[kept]
+        return ImageSet(request.name, request.split, images, labels, classes)
+
+    def _form(self, paths: list[Path]) -> Form:
+        """Return the form that all images, of all splits, are brought into."""
+        found = None
+        if self.size is None or self.channels == "auto":
+            found = common_form(paths, self.fit, self.broken == "skip")
+        size = (self.size, self.size) if self.size is not None else found.size if found else (64, 64)
+        channels = found.channels if found and self.channels == "auto" else 1 if self.channels == "grey" else 3
+        return Form(size, channels, self.fit)
+
+    def _part(self, found: dict[str, list[Path]], split: str) -> dict[str, list[Path]]:
+        """Return one part of each class's images, in the order of their hashes."""
+        part = {}
+        for name, paths in found.items():
+            mixed = sorted(paths, key=lambda path: sha256(f"{self.seed}/{name}/{path.name}".encode()).digest())
+            held = {}
+            for other, share in (("test", self.test), ("val", self.val)):
+                count = round(share * len(mixed))
+                held[other] = max(count, 1) if share and len(mixed) >= 3 else min(count, len(mixed) - 1)
+            n_test, n_val = held["test"], held["val"]
+            parts = {"test": mixed[:n_test], "val": mixed[n_test : n_test + n_val], "train": mixed[n_test + n_val :]}
+            part[name] = sorted(parts[split])
+        return part
+
+
+def _split_folders(root: Path) -> dict[str, Path] | None:
+    """Return the folders of the splits, where there is one for training and nothing but such folders."""
+    folders = {path.name.lower(): path for path in _sub_folders(root)}
+    found = {}
+    for split, names in SPLITS.items():
+        for name in names:
+            if name in folders:
+                found[split] = folders.pop(name)
+                break
+    return found if "train" in found and len(found) > 1 and not folders else None
+
+
+def _sub_folders(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def _by_class(folder: Path) -> dict[str, list[Path]]:
+    """Return the image files below each sub-folder."""
+    found = {}
+    for sub_folder in _sub_folders(folder):
+        files = (p for p in sub_folder.rglob("*") if p.suffix.lower() in SUFFIXES and not p.name.startswith("."))
+        found[sub_folder.name] = sorted(path for path in files if path.is_file())
+        if not found[sub_folder.name]:
+            kinds = ", ".join(sorted(SUFFIXES))
+            raise DataError(f"folder: {sub_folder} is a class without images ({kinds}): fill it, or remove it")
+    if not found:
+        raise DataError(f"folder: {folder} has no sub-folders: put the images of each class into one of their own")
+    return found
+
+
+register("folder", Folder())

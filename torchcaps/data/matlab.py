@@ -1,0 +1,21 @@
+"""MATLAB's .mat files, by scipy."""
+
+from pathlib import Path
+from typing import Any
+
+from torchcaps.data.errors import DataError, extra
+
+__all__ = ["read_mat"]
+
+
+def read_mat(path: Path, name: str) -> Any:
+    """Return one variable of a .mat file, its structures with their fields as attributes."""
+    scipy = extra("scipy.io", f"reading {path.name}")
+    try:
+        content = scipy.loadmat(path, struct_as_record=False, squeeze_me=True, variable_names=[name])
+    except Exception as error:  # a broken .mat file can raise anything
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise DataError(f"{path} is no whole .mat file ({reason}): delete it, and fetch it again") from error
+    if name not in content:
+        raise DataError(f"{path} has no variable {name!r}: it is another .mat file")
+    return content[name]

@@ -1,0 +1,69 @@
+"""The data sets by name."""
+
+import dataclasses
+import os
+from typing import Any
+
+from torchcaps.data.dataset import Dataset
+from torchcaps.data.spec import DataSpec, Request
+from torchcaps.fields import known_name, listed, refuse_unknown
+
+__all__ = ["REGISTRY", "create_dataset", "find_spec", "list_datasets", "register"]
+
+REGISTRY: dict[str, DataSpec] = {}
+
+
+def register(name: str, spec: DataSpec) -> None:
+    """Give a data set a name."""
+    if not isinstance(spec, DataSpec):
+        raise TypeError(f"spec must be a data set's choice such as MultiMNIST(...), got {type(spec).__name__}")
+    if name in REGISTRY:
+        raise ValueError(f"a data set named {name!r} exists already")
+    REGISTRY[name] = spec
+
+
+def list_datasets() -> list[str]:
+    """Return the names of all data sets, sorted.
+
+    >>> "digits" in list_datasets()
+    True
+    """
+    return sorted(REGISTRY)
+
+
+def find_spec(name: str, **options: Any) -> DataSpec:
+    """Return what a name stands for, with other values for some of its options."""
+    spec = REGISTRY[known_name(name, REGISTRY, "data set")]
+    refuse_unknown(type(spec), options, name)
+    return dataclasses.replace(spec, **options)
+
+
+def create_dataset(
+    name: str,
+    split: str = "train",
+    root: str | os.PathLike[str] | None = None,
+    *,
+    download: bool = True,
+    **options: Any,
+) -> Dataset:
+    """Return a data set by its name.
+
+    Args:
+        name: one of `list_datasets`, or the path of a folder with one sub-folder of images a class.
+        split: ``"train"``, ``"test"``, or what else the data set has.
+        root: the data folder; by default ``TORCHCAPS_DATA``, else a cache folder of yours. For ``"folder"`` it is the
+            folder of images.
+        download: whether files that are missing are fetched.
+        options: other values for any of its fields.
+
+    >>> create_dataset("digits", split="test")
+    <digits, test: 1,000 images of 1x28x28, 10 classes>
+    """
+    if name not in REGISTRY and isinstance(name, str | os.PathLike) and os.path.isdir(name):
+        if root is not None:
+            raise ValueError(f"give the folder of images once, got {os.fspath(name)!r} and root {os.fspath(root)!r}")
+        name, root = "folder", name
+    spec = find_spec(name, **options)
+    if split not in spec.splits:
+        raise ValueError(f"{name} has no split {split!r}: it has {listed(spec.splits, 'and')}")
+    return spec.load(Request(name, split, root, download))
