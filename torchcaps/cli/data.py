@@ -47,7 +47,7 @@ def data_command(words: list[str]) -> None:
     if not words or words[0] in ("-h", "--help", "help"):
         print(HELP, end="")
         return
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(action="always", category=UserWarning):
         warnings.showwarning = lambda message, *_: print(f"torchcaps: {message}", file=sys.stderr)
         commands[known_name(words[0], commands, "the command of 'torchcaps data'")](words[1:])
 

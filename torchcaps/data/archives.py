@@ -38,7 +38,8 @@ def unpack(archive: Path, folder: Path, wanted: str) -> None:
                 raise DataError(f"{archive} has no {wanted}: it is not the archive it is named for")
             _move(Path(own, top), folder / top)
     except (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DataError(f"{archive} is broken ({error}): delete it, and it will be fetched again") from error
+        reason = (str(error).splitlines() or ["it ends too early"])[0].rstrip(":")
+        raise DataError(f"{archive} is broken ({reason}): delete it, and it will be fetched again") from error
     except OSError as error:
         raise DataError(f"{archive} can't be unpacked into {folder}: {error.strerror or error}") from error
 

@@ -44,15 +44,14 @@ class Draws:
     an image does not depend on the others of its batch:
 
     >>> Draws(0, 3, torch.tensor([5, 6, 7])).integers(-2, 2).tolist()
-    [2, -1, 0]
+    [-2, 2, -2]
     >>> Draws(0, 3, torch.tensor([7])).integers(-2, 2).tolist()
-    [0]
+    [-2]
     """
 
     def __init__(self, seed: int, epoch: int, index: Tensor) -> None:
-        start = hashed(torch.tensor(seed, dtype=torch.int64))
-        start = hashed(start ^ hashed(torch.tensor(epoch, dtype=torch.int64)))
-        self._row = hashed(start ^ hashed(index.cpu().to(torch.int64)))  # [B]
+        start = hashed(hashed(torch.tensor(seed)) + epoch)
+        self._row = hashed(start + index.cpu())  # [B]
         self._column = 0
 
     def __len__(self) -> int:

@@ -96,7 +96,7 @@ class Folder(DataSpec):
         """Return the form that all images, of all splits, are brought into."""
         found = None
         if self.size is None or self.channels == "auto":
-            found = common_form(paths, self.fit, self.broken == "skip")
+            found = common_form(paths, self.fit)
         size = (self.size, self.size) if self.size is not None else found.size if found else (64, 64)
         channels = found.channels if found and self.channels == "auto" else 1 if self.channels == "grey" else 3
         return Form(size, channels, self.fit)

@@ -51,9 +51,9 @@ def draw_grid(
     _write(rows, labels, cell_labels, "\n".join([heading, title]) if title else heading, out)
 
 
-def _some(dataset: Dataset, page: int, count: int) -> Batch:
-    count = min(count, len(dataset))
-    positions = (torch.arange(count) + page * count) % len(dataset)
+def _some(dataset: Dataset, start: int, count: int) -> Batch:
+    """Return images in a random order, from some place of it on."""
+    positions = (torch.arange(min(count, len(dataset))) + start) % len(dataset)
     return dataset.examples(permuted(positions, len(dataset), seed=0, epoch=0))
 
 
@@ -62,7 +62,7 @@ def _by_class(dataset: Dataset, page: int) -> tuple[list[list[Tensor]], list[str
     n_classes = dataset.n_classes
     first = page * ROWS % n_classes if n_classes > ROWS else 0
     chosen = [(first + number) % n_classes for number in range(min(ROWS, n_classes))]
-    batch = _some(dataset, 0 if n_classes > ROWS else page, CANDIDATES)
+    batch = _some(dataset, 0 if n_classes > ROWS else page * COLUMNS * n_classes, CANDIDATES)
     rows = [[_shown(image) for image in batch.images[batch.labels == number][:COLUMNS]] for number in chosen]
     names = [dataset.classes[number] for number, row in zip(chosen, rows, strict=True) if row]
     return [row for row in rows if row], names, []
@@ -70,7 +70,7 @@ def _by_class(dataset: Dataset, page: int) -> tuple[list[list[Tensor]], list[str
 
 def _overlapping(dataset: Dataset, page: int) -> tuple[list[list[Tensor]], list[str], list[list[str]]]:
     """Return images above their digits in two colours."""
-    batch = _some(dataset, page, 4 * COLUMNS)
+    batch = _some(dataset, page * 4 * COLUMNS, 4 * COLUMNS)
     rows, words = [], []
     for start in range(0, len(batch.images), COLUMNS):
         part = slice(start, start + COLUMNS)
@@ -91,7 +91,7 @@ def _augmented(
     dataset: Dataset, pipeline: Pipeline, page: int, train: bool
 ) -> tuple[list[list[Tensor]], list[str], list[list[str]]]:
     """Return each image as it is and, at its right, as the network sees it in the first epochs."""
-    batch = _some(dataset, page, ROWS)
+    batch = _some(dataset, page * ROWS, ROWS)
     epochs = range(COLUMNS - 1) if train else range(1)
     seen = [pipeline(batch, 0, epoch, train).images for epoch in epochs]
     rows = [[_shown(image), *(_shown(images[n]) for images in seen)] for n, image in enumerate(batch.images)]

@@ -52,6 +52,7 @@ class SmallNORB(DataSpec):
             as TensorFlow 1 did it for Sabour's code: every second pixel.
         viewpoints: ``"all"``; or, as Hinton 2018, section 5.1, does to test on viewpoints never seen, train on a third
             of them: ``"azimuth"``, the six from 300 through 0 to 40 degrees, or ``"elevation"``, the three lowest.
+        view: both images of a pair as channels, or one of them; Hinton 2018 does not say, and its counts fit one.
         familiar: test on the viewpoints of training where those are a third, not on the others.
     """
 
@@ -77,6 +78,7 @@ class SmallNORB(DataSpec):
     size: int = 48
     resize: Literal["bilinear", "official"] = "bilinear"
     viewpoints: Literal["all", "azimuth", "elevation"] = "all"
+    view: Literal["both", "left", "right"] = "both"
     familiar: bool = False
 
     def check(self) -> None:
@@ -91,7 +93,7 @@ class SmallNORB(DataSpec):
     @property
     def image(self) -> tuple[int, int, int]:
         """Channels, height and width of its images."""
-        return 2, self.size, self.size
+        return 2 if self.view == "both" else 1, self.size, self.size
 
     def length(self, split: str) -> int | None:
         """Return how many images a part has by the book."""
@@ -119,7 +121,8 @@ class SmallNORB(DataSpec):
             raise DataError(f"{image_file} does not belong to the others: {len(images):,} pairs, {others}")
         check_labels(int(labels.min()), int(labels.max()), 5, label_file)
         kept = self._kept(request.split, info)
-        images, labels, info = images[kept], labels[kept], info[kept]
+        channels = {"both": slice(0, 2), "left": slice(0, 1), "right": slice(1, 2)}[self.view]
+        images, labels, info = images[kept, channels], labels[kept], info[kept]
         columns: dict[str, Tensor] = dict(zip(self.known, info.unbind(1), strict=True))
         return ImageSet(request.name, request.split, self._reduced(images), labels, self.classes, columns)
 
@@ -148,3 +151,4 @@ class SmallNORB(DataSpec):
 
 
 register("smallnorb", SmallNORB())
+register("smallnorb-left", SmallNORB(view="left"))

@@ -42,8 +42,8 @@ class Form:
     fit: str
 
 
-def common_form(paths: Sequence[Path], fit: str, skip: bool) -> Form:
-    """Return the form that suits all of these files, by a look at their headers."""
+def common_form(paths: Sequence[Path], fit: str) -> Form:
+    """Return the form that suits all of these files, by a look at their headers; what can't be read has no say."""
     pillow = extra("PIL.Image", "reading images")
     sizes, colour, problems = [], False, {}
     for path in tracked(paths, "looking at images"):
@@ -55,7 +55,8 @@ def common_form(paths: Sequence[Path], fit: str, skip: bool) -> Form:
                     colour = colour or image.mode not in ("1", "L", "LA", "La", "I", "I;16", "I;16B", "F")
         except Exception as error:  # Pillow raises anything over a broken file
             problems[path] = error
-    _report(problems, len(paths), skip)
+    if not sizes:
+        _report(problems, len(paths), skip=False)
     if len(set(sizes)) == 1 and max(sizes[0]) <= LARGEST_KEPT:
         return Form(sizes[0], 3 if colour else 1, fit)
     side = min(LARGEST_SQUARE, round(statistics.median(min(size) for size in sizes)))

@@ -60,12 +60,12 @@ def _read(path: Path) -> tuple[Tensor, Tensor]:
     pixels, labels = read_mat(path, "X"), read_mat(path, "y")
     shape = getattr(pixels, "shape", ())
     if len(shape) == 3:  # a single image
-        pixels, labels = pixels[..., None], labels.reshape(1) if hasattr(labels, "reshape") else labels
+        pixels = pixels[..., None]
         shape = pixels.shape
     if shape[:3] != (32, 32, 3) or str(pixels.dtype) != "uint8":
         raise DataError(f"{path} is not SVHN's: X must be bytes of 32x32x3xN, got {pixels.dtype} of {shape}")
     images = torch.from_numpy(pixels).permute(3, 2, 0, 1).contiguous()  # [N, 3, 32, 32]
-    numbers = torch.as_tensor(labels.astype("int64")).reshape(-1)
+    numbers = torch.as_tensor(labels).reshape(-1).long()
     if len(numbers) != len(images):
         raise DataError(f"{path} has {len(images):,} images and {len(numbers):,} labels: it is broken")
     numbers = torch.where(numbers == 10, 0, numbers)

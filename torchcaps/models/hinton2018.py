@@ -95,4 +95,4 @@ class Hinton2018(CapsuleSpec):
         )
 
 
-register("hinton2018_smallnorb", Hinton2018(), data="smallnorb", augmentation="hinton2018.smallnorb")
+register("hinton2018_smallnorb", Hinton2018(), data="smallnorb-left", augmentation="hinton2018.smallnorb")

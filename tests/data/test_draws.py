@@ -1,0 +1,100 @@
+"""Chance as a function of the place: draws and orders."""
+
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torchcaps.data.draws import Draws, hashed
+from torchcaps.data.order import permuted
+
+
+def plain_hash(x: int) -> int:
+    """SplitMix64 in Python's own numbers."""
+    mask = 2**64 - 1
+    x = (x + 0x9E3779B97F4A7C15) & mask
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & mask
+    return x ^ (x >> 31)
+
+
+@given(st.integers(-(2**63), 2**63 - 1))
+def test_the_hash_is_splitmix64(number: int) -> None:
+    assert int(hashed(torch.tensor(number))) & (2**64 - 1) == plain_hash(number & (2**64 - 1))
+
+
+def test_draws_depend_on_seed_epoch_and_index_and_on_nothing_else() -> None:
+    index = torch.tensor([3, 1_000_000_007, 5, 59_999_999])
+
+    def rows(seed: int, epoch: int, index: torch.Tensor) -> list[list[float]]:
+        draws = Draws(seed, epoch, index)
+        return torch.stack([draws.unit() for _ in range(5)], dim=1).tolist()
+
+    together = rows(7, 2, index)
+    assert [rows(7, 2, index[n : n + 1])[0] for n in range(4)] == together
+    assert rows(7, 2, index.flip(0)) == together[::-1]
+    numbers = [x for key in ((7, 2), (7, 3), (8, 2), (2, 7), (-1, 2)) for row in rows(*key, index) for x in row]
+    assert len(set(numbers)) == len(numbers)
+
+
+def test_draws_are_uniform_and_independent() -> None:
+    draws = Draws(0, 0, torch.arange(200_000))
+    first, second = draws.unit(), draws.unit()
+    for unit in (first, second):
+        assert 0 <= float(unit.min()) < 1e-4
+        assert 1 - 1e-4 < float(unit.max()) < 1
+        counts = torch.histc(unit, 100, 0, 1)
+        assert float(((counts - 2000) ** 2 / 2000).sum()) < 160  # chi-squared, 99 degrees of freedom: 1 in 10,000
+    assert abs(float(torch.corrcoef(torch.stack([first, second]))[0, 1])) < 0.01
+    assert abs(float(torch.corrcoef(torch.stack([first[:-1], first[1:]]))[0, 1])) < 0.01
+
+
+def test_integers_include_both_ends() -> None:
+    found = Counter(Draws(1, 0, torch.arange(90_000)).integers(-4, 4).tolist())
+    assert sorted(found) == list(range(-4, 5))
+    assert all(9_600 < count < 10_400 for count in found.values())
+    high = torch.tensor([0, 5])
+    assert Draws(1, 0, torch.arange(2)).integers(0, high)[0] == 0
+    assert 0.24 < Draws(2, 0, torch.arange(50_000)).coins(0.25).double().mean() < 0.26
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 3000), st.integers(-(2**62), 2**62), st.integers(0, 1000))
+def test_an_order_has_every_index_once(length: int, seed: int, epoch: int) -> None:
+    order = permuted(torch.arange(length), length, seed, epoch)
+    assert sorted(order.tolist()) == list(range(length))
+    some = torch.randperm(length)[:7]
+    assert torch.equal(permuted(some, length, seed, epoch), order[some])
+
+
+def test_orders_of_epochs_and_seeds_differ_and_mix() -> None:
+    length = 10_000
+    orders = [permuted(torch.arange(length), length, s, e).double() for s, e in ((0, 0), (0, 1), (1, 0))]
+    places = torch.arange(length).double()
+    for number, order in enumerate(orders):
+        for other in [places, *orders[:number]]:
+            assert abs(float(torch.corrcoef(torch.stack([order, other]))[0, 1])) < 0.04
+        assert int((order == places).sum()) < 10  # fixed points: one is expected
+        steps = (order[1:] - order[:-1]).abs()
+        assert 3_100 < float(steps.mean()) < 3_550  # a third of the length
+
+
+def test_small_orders_are_all_alike_likely() -> None:
+    found = Counter(tuple(permuted(torch.arange(4), 4, seed, 0).tolist()) for seed in range(4_800))
+    assert len(found) == 24
+    assert all(130 < count < 275 for count in found.values())
+
+
+def test_an_order_of_sixty_million_needs_no_table() -> None:
+    length = 60_000_000
+    positions = torch.tensor([0, 1, 31_415_926, length - 1])
+    index = permuted(positions, length, 0, 0)
+    assert len(set(index.tolist())) == 4
+    assert int(index.max()) < length
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 5])
+def test_tiny_orders(length: int) -> None:
+    assert sorted(permuted(torch.arange(length), length, 3, 4).tolist()) == list(range(length))

@@ -1,0 +1,277 @@
+"""Readers against small files in the official formats, in the layouts of their sites and of other libraries."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy.io import savemat
+
+from tests.data import writers
+from tests.data.writers import random_bytes
+from torchcaps.data import (
+    CIFAR10,
+    CIFAR100,
+    MNIST,
+    SVHN,
+    AffNIST,
+    Digits,
+    FashionMNIST,
+    ImageSet,
+    SmallNORB,
+    create_dataset,
+)
+from torchcaps.data.cifar import COARSE, FINE
+
+NORB = {
+    "train": "smallnorb-5x46789x9x18x6x2x96x96-training",
+    "test": "smallnorb-5x01235x9x18x6x2x96x96-testing",
+}
+
+
+def load(name: str, split: str, root: Path, **options: object) -> ImageSet:
+    dataset = create_dataset(name, split, root, download=False, **options)
+    assert isinstance(dataset, ImageSet)
+    assert dataset.images.dtype == torch.uint8
+    return dataset
+
+
+def same(dataset: ImageSet, images: np.ndarray, labels: list[int] | np.ndarray) -> None:
+    assert torch.equal(dataset.images, torch.from_numpy(images))
+    assert dataset.labels.tolist() == list(labels)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize(
+    ("name", "folder", "style"),
+    [
+        ("mnist", "mnist", "-idx"),
+        ("mnist", "MNIST/raw", "-idx"),  # torchvision's
+        ("mnist", ".", ".idx"),
+        ("fashion-mnist", "fashion-mnist", "-idx"),
+        ("fashion-mnist", "FashionMNIST/raw", "-idx"),
+    ],
+)
+def test_idx(tmp_path: Path, zipped: bool, name: str, folder: str, style: str) -> None:
+    images, labels = random_bytes(7, 28, 28), random_bytes(7, high=10)
+    ending = ".gz" if zipped else ""
+    writers.put(tmp_path / folder / f"train-images{style}3-ubyte{ending}", writers.idx(images), zipped)
+    writers.put(tmp_path / folder / f"train-labels{style}1-ubyte{ending}", writers.idx(labels), zipped)
+    dataset = load(name, "train", tmp_path)
+    same(dataset, images[:, None], labels)
+    assert dataset.classes[9] == ("9" if name == "mnist" else "Ankle boot")
+    assert type(FashionMNIST()) is not type(MNIST())
+
+
+@pytest.mark.parametrize("folder", ["cifar10", "."])
+def test_cifar10_binary(tmp_path: Path, folder: str) -> None:
+    batches = [(random_bytes(4, 3, 32, 32, seed=n), random_bytes(4, seed=n, high=10)) for n in range(6)]
+    names = [*(f"data_batch_{n}.bin" for n in range(1, 6)), "test_batch.bin"]
+    for name, (images, labels) in zip(names, batches, strict=True):
+        writers.put(tmp_path / folder / "cifar-10-batches-bin" / name, writers.cifar_binary(images, labels))
+    train = load("cifar10", "train", tmp_path)
+    same(train, np.concatenate([i for i, _ in batches[:5]]), np.concatenate([x for _, x in batches[:5]]))
+    same(load("cifar10", "test", tmp_path, form="binary"), *batches[5])
+    assert train.classes[3] == "cat"
+
+
+def test_cifar10_python(tmp_path: Path) -> None:
+    for number, name in enumerate([*(f"data_batch_{n}" for n in range(1, 6)), "test_batch"]):
+        images, labels = random_bytes(3, 3072, seed=number), random_bytes(3, seed=number, high=10)
+        content = {
+            b"data": images,
+            b"labels": labels.tolist(),
+            b"batch_label": b"one",
+            b"filenames": [b"a", b"b", b"c"],
+        }
+        data = writers.Python2Pickle().dictionary(content)
+        writers.put(tmp_path / "cifar-10-batches-py" / name, data)
+    same(load("cifar10", "test", tmp_path), images.reshape(-1, 3, 32, 32), labels)
+    assert len(load("cifar10", "train", tmp_path, form="python")) == 15
+
+
+def test_the_python_2_writer_is_right() -> None:
+    """Numpy itself, by way of the real pickle module, reads what the writer wrote."""
+    import pickle
+
+    images = random_bytes(300, 3072)
+    data = writers.Python2Pickle().dictionary({b"data": images, b"labels": [1, 2, 300]})
+    content = pickle.loads(data, encoding="bytes")
+    assert np.array_equal(content[b"data"], images)
+    assert content[b"labels"] == [1, 2, 300]
+
+
+def test_python_3_pickles_of_arrays_are_read_too(tmp_path: Path) -> None:
+    import pickle
+
+    images, labels = random_bytes(2, 3072), [3, 4]
+    for protocol in (2, 4):
+        path = writers.put(
+            tmp_path / "cifar-10-batches-py" / "test_batch",
+            pickle.dumps({b"data": images, b"labels": labels}, protocol=protocol),
+        )
+        same(load("cifar10", "test", tmp_path), images.reshape(-1, 3, 32, 32), labels)
+        path.unlink()
+
+
+@pytest.mark.parametrize("form", ["binary", "python"])
+def test_cifar100(tmp_path: Path, form: str) -> None:
+    images = random_bytes(6, 3, 32, 32)
+    coarse, fine = random_bytes(6, high=20), random_bytes(6, seed=1, high=100)
+    if form == "binary":
+        writers.put(tmp_path / "cifar-100-binary/test.bin", writers.cifar_binary(images, coarse, fine))
+    else:
+        content = {
+            b"filenames": [b"x"] * 6,
+            b"batch_label": b"testing batch 1 of 1",
+            b"fine_labels": fine.tolist(),
+            b"coarse_labels": coarse.tolist(),
+            b"data": images.reshape(6, -1),
+        }
+        writers.put(tmp_path / "cifar100/cifar-100-python/test", writers.Python2Pickle().dictionary(content))
+    dataset = load("cifar100", "test", tmp_path)
+    same(dataset, images, fine)
+    assert dataset.n_classes == 100
+    assert (FINE[0], FINE[51], FINE[99]) == ("apple", "mushroom", "worm")
+    rough = load("cifar100", "test", tmp_path, labels="coarse")
+    same(rough, images, coarse)
+    assert rough.classes == COARSE
+    assert len(set(FINE)) == 100
+    assert len(set(COARSE)) == 20
+
+
+def test_cifar_from_an_archive_that_lies_there(tmp_path: Path) -> None:
+    images, labels = random_bytes(3, 3, 32, 32), random_bytes(3, high=10)
+    members = {
+        "cifar-10-batches-bin/test_batch.bin": writers.cifar_binary(images, labels),
+        "cifar-10-batches-bin/readme.html": b"<html>",
+    }
+    writers.tar_gz(tmp_path / "cifar10/cifar-10-binary.tar.gz", members)
+    same(load("cifar10", "test", tmp_path), images, labels)
+    assert (tmp_path / "cifar10/cifar-10-batches-bin/test_batch.bin").is_file()
+
+
+def test_svhn(tmp_path: Path) -> None:
+    """X is [height, width, channel, image], y is [image, 1] with 10 for 0; a single image too."""
+    images, labels = random_bytes(32, 32, 3, 12), np.array([[10], *[[n] for n in range(1, 10)], [10], [3]], np.uint8)
+    writers.mat(tmp_path / "svhn/train_32x32.mat", X=images, y=labels)
+    dataset = load("svhn", "train", tmp_path)
+    same(dataset, images.transpose(3, 2, 0, 1), [0, *range(1, 10), 0, 3])
+    writers.mat(tmp_path / "svhn/extra_32x32.mat", X=images[..., :1], y=labels[:1])
+    assert len(load("svhn", "train", tmp_path, extra=True)) == 13
+    assert (SVHN().length("train"), SVHN(extra=True).length("train")) == (73_257, 604_388)
+    assert [part.name for part in SVHN().parts("train")] == ["train_32x32.mat"]
+
+
+def write_norb(root: Path, split: str, zipped: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """36 azimuth-elevation pairs of one toy."""
+    info = np.array([[4, e, a, light] for e in range(9) for a in range(0, 36, 2) for light in (0, 5)], np.int32)
+    labels = (np.arange(len(info)) % 5).astype(np.int32)
+    images = random_bytes(len(info), 2, 96, 96)
+    ending = ".gz" if zipped else ""
+    for kind, array in (("dat", images), ("cat", labels), ("info", info)):
+        writers.put(root / f"{NORB[split]}-{kind}.mat{ending}", writers.norb(array), zipped)
+    return images, labels, info
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_smallnorb(tmp_path: Path, zipped: bool) -> None:
+    images, labels, info = write_norb(tmp_path / "smallnorb", "test", zipped)
+    whole = load("smallnorb", "test", tmp_path, size=96)
+    same(whole, images, labels)
+    assert whole.classes == ("animal", "human", "airplane", "truck", "car")
+    columns = [whole.info[key].tolist() for key in ("instance", "elevation", "azimuth", "lighting")]
+    assert columns == info.T.tolist()
+    half = load("smallnorb", "test", tmp_path)
+    means = images.reshape(-1, 2, 48, 2, 48, 2).mean((3, 5))
+    assert half.shape == (2, 48, 48)
+    assert float((half.images.double() - torch.tensor(means)).abs().max()) <= 0.5  # rounded to bytes
+    official = load("smallnorb", "test", tmp_path, resize="official")
+    assert torch.equal(official.images, torch.from_numpy(images[..., ::2, ::2].copy()))
+    left, right = (load("smallnorb", "test", tmp_path, size=96, view=view) for view in ("left", "right"))
+    assert torch.equal(torch.cat([left.images, right.images], dim=1), whole.images)
+    assert load("smallnorb-left", "test", tmp_path).shape == (1, 48, 48)
+
+
+def test_novel_viewpoints_of_smallnorb(tmp_path: Path) -> None:
+    """Hinton 2018: a third of the azimuths, 300 to 40 degrees, or of the elevations; tested on the other two thirds."""
+    for split in ("train", "test"):
+        write_norb(tmp_path, split, zipped=False)
+    for kind, seen in (("azimuth", {0, 2, 4, 30, 32, 34}), ("elevation", {0, 1, 2})):
+        train = load("smallnorb", "train", tmp_path, viewpoints=kind)
+        novel = load("smallnorb", "test", tmp_path, viewpoints=kind)
+        familiar = load("smallnorb", "test", tmp_path, viewpoints=kind, familiar=True)
+        assert set(train.info[kind].tolist()) == set(familiar.info[kind].tolist()) == seen
+        assert not set(novel.info[kind].tolist()) & seen
+        assert (len(train), len(novel), len(familiar)) == (108, 216, 108)
+        spec = SmallNORB(viewpoints=kind)  # type: ignore[arg-type]
+        assert (spec.length("train"), spec.length("test")) == (8_100, 16_200)
+        assert SmallNORB(viewpoints=kind, familiar=True).length("test") == 8_100  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="96 is no multiple of 50"):
+        SmallNORB(size=50, resize="official")
+    with pytest.raises(ValueError, match=r"size must lie in 1\.\.96"):
+        SmallNORB(size=97)
+
+
+def affnist_file(path: Path, images: np.ndarray, labels: np.ndarray) -> Path:
+    """A structure with more than is needed, images as columns of 1,600, as MATLAB wrote it."""
+    content = {
+        "affine_transformation": np.zeros((6, len(labels))),
+        "human_readable_label": np.array([str(n) for n in labels], dtype=object),
+        "image": images.reshape(-1, 1600).T,
+        "label_int": labels[None].astype(np.uint8),
+        "label_one_of_n": np.eye(10, dtype=np.uint8)[labels].T,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    savemat(path, {"affNISTdata": content})
+    return path
+
+
+def test_affnist(tmp_path: Path) -> None:
+    images, labels = random_bytes(5, 1, 40, 40), np.array([7, 2, 1, 0, 4])
+    affnist_file(tmp_path / "affnist/test.mat", images, labels)
+    same(load("affnist", "test", tmp_path), images, labels)
+    batches = [(random_bytes(2, 1, 40, 40, seed=n), np.array([n % 10, (n + 1) % 10])) for n in range(32)]
+    for number, (some, theirs) in enumerate(batches, 1):
+        affnist_file(tmp_path / f"affNIST/transformed/validation_batches/{number}.mat", some, theirs)
+    same(load("affnist", "val", tmp_path), *(np.concatenate(parts) for parts in zip(*batches, strict=True)))
+    assert AffNIST().length("test") == 320_000
+
+
+def test_affnist_from_its_archive(tmp_path: Path) -> None:
+    members = {}
+    for number in range(1, 33):
+        some = affnist_file(tmp_path / "made/one.mat", random_bytes(1, 1, 40, 40, seed=number), np.array([number % 10]))
+        members[f"test_batches/{number}.mat"] = some.read_bytes()
+    writers.zipped(tmp_path / "root/affnist/test_batches.zip", members)
+    dataset = load("affnist", "test", tmp_path / "root")
+    assert dataset.labels.tolist() == [n % 10 for n in range(1, 33)]
+
+
+def test_an_image_of_affnist_stands_upright(tmp_path: Path) -> None:
+    """The trap of a transposed set: the first pixels of a column are the image's first row."""
+    image = np.zeros((1, 1, 40, 40), np.uint8)
+    image[0, 0, 3, :] = 200  # a horizontal line near the top
+    affnist_file(tmp_path / "affnist/test.mat", image, np.array([1]))
+    assert load("affnist", "test", tmp_path).images[0, 0, 3].tolist() == [200] * 40
+
+
+def test_the_embedded_digits_are_split_for_good() -> None:
+    train, test = (create_dataset("digits", split) for split in ("train", "test"))
+    assert isinstance(train, ImageSet)
+    assert isinstance(test, ImageSet)
+    assert torch.bincount(train.labels).tolist() == [400] * 10
+    assert torch.bincount(test.labels).tolist() == [100] * 10
+    seen = {image.numpy().tobytes() for image in train.images}
+    assert not seen & {image.numpy().tobytes() for image in test.images}
+    again = create_dataset("digits", "test")
+    assert isinstance(again, ImageSet)
+    assert torch.equal(again.images, test.images)
+    assert int(test.images.sum(dtype=torch.int64)) == 25_934_606  # the split is a promise: results are compared by it
+    assert Digits().length("train") == 4000
+
+
+def test_cifar_specs_know_their_forms() -> None:
+    assert [len(CIFAR10().parts(split)) for split in ("train", "test")] == [5, 1]
+    assert CIFAR100(form="python").parts("train")[0].archive.name == "cifar-100-python.tar.gz"
+    assert CIFAR10(form="binary").other_forms("train") == ()

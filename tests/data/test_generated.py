@@ -1,0 +1,251 @@
+"""Data sets that are made here: overlapping digits, digits at random places, digits under affine transformations."""
+
+import hashlib
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from torchcaps.data import (
+    AffNISTStyle,
+    Batch,
+    Dataset,
+    DiverseMultiMNIST,
+    ExpandedMNIST,
+    MultiMNIST,
+    create_dataset,
+)
+
+
+def made(name: str, split: str = "train", **options: Any) -> Any:
+    return create_dataset(name, split, source="digits", **options)
+
+
+def boxes(images: Tensor) -> Tensor:
+    """The first and last row and column with ink, ``[B, 4]``."""
+    ink = images[:, 0] > 0
+    found = []
+    for image in ink:
+        rows, columns = image.any(1).nonzero()[:, 0], image.any(0).nonzero()[:, 0]
+        found.append([int(rows[0]), int(rows[-1]), int(columns[0]), int(columns[-1])])
+    return torch.tensor(found)
+
+
+def some(dataset: Dataset, count: int = 2000) -> Batch:
+    generator = torch.Generator().manual_seed(0)
+    return dataset.examples(torch.randint(0, len(dataset), (count,), generator=generator))
+
+
+@pytest.fixture(scope="module")
+def pairs() -> Any:
+    return made("multimnist")
+
+
+def test_trap_14_15_multimnist_is_two_digits_of_different_classes(pairs: Any) -> None:
+    """Merged is min(a + b, 255), targets are the digits alone, in the order of two different labels."""
+    batch = some(pairs)
+    assert batch.images.shape == (2000, 1, 36, 36)
+    assert batch.targets.shape == (2000, 2, 1, 36, 36)
+    assert batch.images.dtype == batch.targets.dtype == torch.uint8
+    assert bool((batch.labels[:, 0] != batch.labels[:, 1]).all())
+    merged = (batch.targets[:, 0].int() + batch.targets[:, 1].int()).clamp(max=255)
+    assert torch.equal(batch.images.int(), merged)
+    assert int((merged == 255).sum()) > 1000
+    assert torch.equal(pairs.source.labels[batch.indices // 1000], batch.labels[:, 0])
+
+
+def found_digits(pairs: Any, count: int) -> tuple[Tensor, Tensor]:
+    """Where the 28x28 frame of each target lies, ``[count, 2, 2]``, and which digit of the source is in it."""
+    batch = some(pairs, count)
+    digits = {image.numpy().tobytes(): number for number, image in enumerate(pairs.source.images)}
+    places, which = [], []
+    for target in batch.targets.flatten(0, 1):
+        windows = target[0].unfold(0, 28, 1).unfold(1, 28, 1)  # [9, 9, 28, 28]
+        here = [(y, x) for y in range(9) for x in range(9) if windows[y, x].numpy().tobytes() in digits]
+        assert here, "a target that is no digit of the source"
+        places.append(here[0])
+        which.append(digits[windows[here[0]].numpy().tobytes()])
+        assert int(target.sum()) == int(pairs.source.images[which[-1]].sum())  # nothing was cut off
+    assert torch.equal(pairs.source.labels[torch.tensor(which)], batch.labels.flatten())
+    return torch.tensor(places).view(count, 2, 2), torch.tensor(which).view(count, 2)
+
+
+def test_the_targets_are_the_sources_digits_moved_by_up_to_four_pixels(pairs: Any) -> None:
+    places, which = found_digits(pairs, 400)
+    assert set(places[..., 0].flatten().tolist()) == set(places[..., 1].flatten().tolist()) == set(range(9))
+    assert bool((which[:, 0] != which[:, 1]).all())
+
+
+def test_boxes_overlap_by_eighty_percent() -> None:
+    """Sabour 2017, section 6. It is the digits' 28x28 boxes that do: E|dy| = 80/27, and (1 - 80/27/28)² = 0.7996."""
+    places, _ = found_digits(made("multimnist", "test"), 1200)
+    apart = (places[:, 0] - places[:, 1]).abs().double()
+    share = ((28 - apart) / 28).prod(1)
+    assert 0.79 < float(share.mean()) < 0.81
+
+
+def test_any_of_sixty_million_by_its_index(pairs: Any) -> None:
+    assert len(pairs) == 4_000_000  # a thousand of each of the embedded digits
+    assert MultiMNIST().length("train") is None
+    last = pairs.examples(torch.tensor([len(pairs) - 1]))
+    assert torch.equal(pairs.examples(torch.tensor([7, len(pairs) - 1])).images[1], last.images[0])
+    assert torch.equal(pairs.examples(torch.tensor([5]), epoch=9).images, pairs.examples(torch.tensor([5])).images)
+    other = made("multimnist", seed=1)
+    assert not torch.equal(other.examples(torch.arange(4)).images, pairs.examples(torch.arange(4)).images)
+    assert len(made("multimnist", "test", pairs=3)) == 3_000
+
+
+def test_partners_are_all_other_digits_alike(pairs: Any) -> None:
+    labels = pairs.examples(torch.arange(1_500_000, 1_500_000 + 9_000)).labels
+    for own in labels[:, 0].unique().tolist():
+        partners = torch.bincount(labels[labels[:, 0] == own][:, 1], minlength=10)
+        assert partners[own] == 0
+        expected = float((labels[:, 0] == own).sum()) / 9
+        others = torch.cat([partners[:own], partners[own + 1 :]]).double()
+        assert float(((others - expected) ** 2 / expected).sum()) < 33  # chi-squared, 8 degrees: 1 in 15,000
+
+
+def test_training_and_test_digits_are_disjoint() -> None:
+    seen = [
+        {window.numpy().tobytes() for window in made(name, split).source.images}
+        for name in ("multimnist", "diverse-multimnist", "expanded-mnist", "affnist-style")
+        for split in ("train", "test")
+    ]
+    for train, test in zip(seen[::2], seen[1::2], strict=True):
+        assert not train & test
+
+
+def test_the_official_generator_shifts_by_six_and_keeps_a_bases_place() -> None:
+    official, paper = made("multimnist-official"), made("multimnist")
+    batch = official.examples(torch.arange(3000, 4000))
+    assert all(torch.equal(target, batch.targets[0, 0]) for target in batch.targets[:, 0])
+    assert len({target.numpy().tobytes() for target in batch.targets[:, 1]}) > 900
+    moved = paper.examples(torch.arange(3000, 4000))
+    assert len({target.numpy().tobytes() for target in moved.targets[:, 0]}) == 81  # every place of [-4, 4]²
+    assert (official.shift, made("multimnist-official", "test").shift, paper.shift) == (6, 4, 4)
+    assert made("multimnist", preset="official", shift=2).shift == 2
+    cut = some(official, 500)
+    boxed = boxes(cut.targets[:, 1])
+    assert int(boxed[:, 0].min()) == 0  # a digit moved by six reaches the edge of 36x36
+
+
+def test_diverse_multimnist_is_one_digit_in_six() -> None:
+    dataset = made("diverse-multimnist")
+    assert dataset.n_objects is None
+    batch = dataset.examples(torch.arange(4000), epoch=2)
+    counts = batch.labels.sum(1)
+    assert set(counts.tolist()) == {1.0, 2.0}
+    assert 590 < int((counts == 1).sum()) < 745  # 667 expected
+    alone = counts == 1
+    assert torch.equal(batch.images.int(), batch.targets.int().sum(1).clamp(max=255))
+    assert int(batch.targets[alone, 1].sum()) == 0
+    assert int((batch.targets[alone, 0].flatten(1).sum(1) == 0).sum()) == 0
+    own = dataset.source.labels
+    assert bool((batch.labels.gather(1, own[:, None]) == 1).all())
+    lower = batch.labels[~alone].argmax(1)
+    swapped = lower != own[~alone]
+    base = dataset.source.images[~alone]
+    ink = base.flatten(1).sum(1)
+    first = batch.targets[~alone].flatten(2).sum(2)
+    chosen = torch.where(swapped, first[:, 1], first[:, 0])  # the base stands where its class stands
+    assert torch.equal(chosen, ink)
+
+
+def test_diverse_training_images_are_new_in_every_epoch_and_test_images_are_not() -> None:
+    index = torch.arange(20)
+    train, test = made("diverse-multimnist"), made("diverse-multimnist", "test")
+    assert not torch.equal(train.examples(index, 0).images, train.examples(index, 1).images)
+    assert torch.equal(test.examples(index, 0).images, test.examples(index, 1).images)
+    assert (len(train), len(test)) == (4000, 1000)
+    assert DiverseMultiMNIST(single=0.0).single == 0
+
+
+def test_expanded_mnist_has_all_169_places() -> None:
+    dataset = made("expanded-mnist")
+    source = dataset.source
+    places = set()
+    for epoch in range(3):
+        images = dataset.examples(torch.arange(4000), epoch).images
+        assert images.shape == (4000, 1, 40, 40)
+        assert torch.equal(images.flatten(1).sum(1), source.images.flatten(1).sum(1))  # whole digits
+        shift = boxes(images)[:, (0, 2)] - boxes(source.images)[:, (0, 2)]
+        places |= {tuple(pair) for pair in shift.tolist()}
+    assert places == {(y, x) for y in range(13) for x in range(13)}
+    test = made("expanded-mnist", "test")
+    assert torch.equal(test.examples(torch.arange(9), 0).images, test.examples(torch.arange(9), 5).images)
+    every = made("expanded-mnist", "test", places="all")
+    assert len(every) == 169_000
+    one = every.examples(torch.arange(169)).images
+    assert len({image.numpy().tobytes() for image in one}) == 169
+    assert torch.equal(one[0, 0, :28, :28], every.source.images[0, 0])
+    assert torch.equal(one[168, 0, 12:, 12:], every.source.images[0, 0])
+    assert ExpandedMNIST().shape == (1, 40, 40)
+
+
+def test_affnist_style_digits_keep_their_ink_on_the_canvas() -> None:
+    dataset = made("affnist-style", "test")
+    assert len(dataset) == 32_000
+    batch = some(dataset, 1500)
+    box = boxes(batch.images)
+    assert int(box.min()) == 0  # they go up to the edge,
+    assert int(box.max()) == 39
+    # and nothing is lost: the ink is that of the digit, times the change of area
+    same = made("affnist-style", "test", rotation=0, shear=0, scale=0)
+    plain = some(same, 1500)
+    ink = same.source.images[plain.indices // 32].flatten(1).sum(1).double()
+    moved = plain.images.flatten(1).sum(1).double()
+    assert float(((moved - ink) / ink).abs().max()) < 0.02  # rounding to bytes
+    assert torch.equal(batch.labels, dataset.source.labels[batch.indices // 32])
+
+
+def test_affnist_style_ranges_and_repeatability() -> None:
+    dataset = made("affnist-style", "test")
+    index = torch.arange(64)
+    first = dataset.examples(index)
+    assert torch.equal(dataset.examples(index, epoch=4).images, first.images)
+    assert torch.equal(dataset.examples(index[10:11]).images[0], first.images[10])
+    assert len({image.numpy().tobytes() for image in first.images[:32]}) == 32
+    heights = []
+    for scale in (0.0, 0.2):
+        batch = some(made("affnist-style", "test", rotation=0, shear=0, scale=scale), 800)
+        sizes = boxes(batch.images)
+        heights.append((sizes[:, 1] - sizes[:, 0] + 1).double())
+    assert 19 <= float(heights[0].median()) <= 22
+    assert float(heights[1].std()) > 1.5 * float(heights[0].std())
+    assert "affnist" not in AffNISTStyle.title.lower()  # it is never called affNIST
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: MultiMNIST(pairs=0), "pairs must be 1 or more"),
+        (lambda: MultiMNIST(shift=-1), "shift must be 0 or more"),
+        (lambda: MultiMNIST(preset="code"), "preset must be 'paper' or 'official'"),
+        (lambda: DiverseMultiMNIST(single=1.5), "single must be 0 or more and at most 1"),
+        (lambda: AffNISTStyle(scale=0.95), "at most 0.9"),
+        (lambda: AffNISTStyle(variants=0), "variants must be 1 or more"),
+        (lambda: ExpandedMNIST(places="some"), "places must be 'random' or 'all'"),
+        (lambda: made("multimnist", shifts=3), "multimnist has no field 'shifts': it has 'source'"),
+        (lambda: made("multimnist", "val"), "multimnist has no split 'val': it has 'train' and 'test'"),
+        (lambda: create_dataset("multi-mnist"), "did you mean 'multimnist'"),
+        (lambda: create_dataset(3), "data set must be the name of one, got 3"),
+    ],
+)
+def test_bad_options_are_refused(make: Any, said: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=said):
+        make()
+
+
+def test_generated_images_are_a_promise() -> None:
+    """The same numbers on every machine and in every version, or recorded results mean nothing."""
+    found = {}
+    for name in ("multimnist", "diverse-multimnist", "expanded-mnist", "affnist-style"):
+        batch = made(name).examples(torch.arange(0, 3000, 37), epoch=1)
+        found[name] = hashlib.sha256(batch.images.numpy().tobytes()).hexdigest()[:16]
+    assert found == {
+        "multimnist": "d98007169ef4e0ec",
+        "diverse-multimnist": "0d3679d92ce8cc5c",
+        "expanded-mnist": "788faa70e17f8e0a",
+        "affnist-style": "2f80bc346359e6c0",
+    }
