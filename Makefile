@@ -10,7 +10,7 @@ help:
 	@echo "make test    set up, then the whole test suite (under six minutes on two cores)"
 	@echo "make lint    ruff, ruff format, pyright"
 	@echo "make format  let ruff mend what it can"
-	@echo "make bench   stored against streamed votes, and the memory of training: told and measured"
+	@echo "make bench   stored against streamed votes, the memory of training, and what data costs"
 	@echo "make lock    write requirements/*.lock anew"
 	@echo "PYTHON=...   the interpreter to use (now: $(PYTHON); 3.11 or newer)"
 
@@ -39,6 +39,7 @@ format: setup
 bench: setup
 	@$(BIN)/python -m benchmarks
 	@$(BIN)/python -m benchmarks.training_memory
+	@$(BIN)/python -m benchmarks.data
 
 lock: setup
 	$(BIN)/python tools/lock.py

@@ -127,6 +127,21 @@ def test_the_memory_benchmark_refuses_unknown_cases() -> None:
     assert "is not MODEL:BATCH or MODEL:BATCH:WAY" in run.stderr
 
 
+def test_the_recorded_costs_of_data_are_the_readmes_and_within_their_bars() -> None:
+    *rows, whole = json.loads((ROOT / "results/bench/data.json").read_text())["rows"]
+    readme = (ROOT / "README.md").read_text()
+    for row in rows:
+        cells = f"{1e3 * row['batch_seconds']:.1f} ms | {row['step_seconds']:.2f} s | {100 * row['share']:.2f} % |"
+        assert cells in readme
+        assert row["share"] < 0.05
+    assert len(rows) == 7
+    assert f"takes {whole['mnist_read_seconds']:.2f} s and {whole['mnist_bytes'] / 1e6:.0f} MB" in readme
+    assert f"makes {whole['multimnist_per_second']:,.0f}" in readme
+    assert whole["mnist_read_seconds"] < 2
+    assert whole["mnist_bytes"] < 120e6
+    assert whole["multimnist_per_second"] > 20_000
+
+
 def test_the_recorded_benchmark_is_the_readmes() -> None:
     record = json.loads((ROOT / "results/bench/streaming.json").read_text())
     readme = (ROOT / "README.md").read_text()

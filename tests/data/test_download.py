@@ -159,6 +159,17 @@ def test_get_fetches_all_files_once_and_check_finds_them_right(
     assert capsys.readouterr().out.count(" right ") == 4
 
 
+def test_a_mirror_of_ones_own_comes_first(
+    tmp_path: Path, tiny_mnist: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (name,) = [name for name in MNIST.files if name.startswith("t10k-labels")]
+    with serving({f"mnist/{name}": b"another file"}) as (address, asked):
+        monkeypatch.setenv("TORCHCAPS_MIRROR", f"{address}/good/")
+        create_dataset("mnist", "test", tmp_path)
+    assert asked == ["good", "good"]  # asked for both, it has the wrong bytes for one and nothing for the other
+    assert tiny_mnist[1].count("good") == 2
+
+
 def test_a_data_set_is_fetched_when_it_is_needed(tmp_path: Path, tiny_mnist: tuple[str, list[str]]) -> None:
     with pytest.raises(MissingData, match="downloading was not asked for"):
         create_dataset("mnist", "train", tmp_path, download=False)

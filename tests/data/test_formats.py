@@ -157,7 +157,9 @@ def test_svhn(tmp_path: Path) -> None:
     writers.mat(tmp_path / "svhn/train_32x32.mat", X=images, y=labels)
     dataset = load("svhn", "train", tmp_path)
     same(dataset, images.transpose(3, 2, 0, 1), [0, *range(1, 10), 0, 3])
-    writers.mat(tmp_path / "svhn/extra_32x32.mat", X=images[..., :1], y=labels[:1])
+    writers.mat(
+        tmp_path / "svhn/extra_32x32.mat", X=images[..., :1], y=labels[:1].astype(float)
+    )  # real ones are double
     assert len(load("svhn", "train", tmp_path, extra=True)) == 13
     assert (SVHN().length("train"), SVHN(extra=True).length("train")) == (73_257, 604_388)
     assert [part.name for part in SVHN().parts("train")] == ["train_32x32.mat"]
@@ -275,3 +277,4 @@ def test_cifar_specs_know_their_forms() -> None:
     assert [len(CIFAR10().parts(split)) for split in ("train", "test")] == [5, 1]
     assert CIFAR100(form="python").parts("train")[0].archive.name == "cifar-100-python.tar.gz"
     assert CIFAR10(form="binary").other_forms("train") == ()
+    assert CIFAR10().parts("test")[0].name == "cifar-10-batches-py/test_batch"

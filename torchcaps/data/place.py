@@ -12,6 +12,7 @@ from torchcaps.data.errors import MissingData, extra
 __all__ = ["File", "Member", "Place", "cache_root", "checksum_matches", "data_root"]
 
 VARIABLE = "TORCHCAPS_DATA"
+MIRROR = "TORCHCAPS_MIRROR"  # an address of the user's own that is tried first: ADDRESS/mnist/FILE
 
 
 @dataclass(frozen=True)
@@ -104,9 +105,14 @@ class Place:
         if not self.fetch:
             raise self._missing(part.name, "downloading was not asked for")
         try:
-            return download(part.name, [mirror + part.name for mirror in part.mirrors], part.checksum, self.home)
+            return download(part.name, self._addresses(part), part.checksum, self.home)
         except MissingData as error:
             raise self._missing(part.name, str(error)) from error
+
+    def _addresses(self, file: File) -> list[str]:
+        own = os.environ.get(MIRROR, "").rstrip("/")
+        mirrors = (f"{own}/{self.folders[0]}/", *file.mirrors) if own else file.mirrors
+        return [mirror + file.name for mirror in mirrors]
 
     def _missing(self, name: str, reason: str) -> MissingData:
         return MissingData(

@@ -17,6 +17,7 @@ from torchcaps.data.errors import DataError
 
 __all__ = ["opened", "rest_as_bytes", "starting_bytes"]
 
+PIECE = 1 << 20
 GZIP_RATIO = 1032  # a byte of a gzipped file stands for at most so many
 
 
@@ -31,7 +32,7 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
                 yield file
                 return
             with gzip.open(file) as unpacked:
-                yield io.BufferedReader(unpacked, 1 << 20)
+                yield io.BufferedReader(unpacked, PIECE)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"{path} is broken ({error}): delete it, and fetch it again") from error
     except OSError as error:
@@ -53,7 +54,8 @@ def rest_as_bytes(file: IO[bytes], shape: Sequence[int], path: Path) -> Tensor:
         raise DataError(f"{path} is too short: its header speaks of {'x'.join(map(str, shape))} bytes")
     data = bytearray(wanted)
     view, filled = memoryview(data), 0
-    while filled < wanted and (count := file.readinto(view[filled:])):  # type: ignore[attr-defined]
+    # in pieces: gzip unpacks all that it is asked for into memory of its own first
+    while filled < wanted and (count := file.readinto(view[filled : filled + PIECE])):  # type: ignore[attr-defined]
         filled += count
     if filled < wanted:
         raise DataError(f"{path} is too short: {filled:,} bytes after its header, it should have {wanted:,}")
