@@ -84,6 +84,14 @@ def _options(parser: Parser, words: list[str], spec: DataSpec | None) -> tuple[A
     return flags, {field.name: flags[field.name] for field in dataclasses.fields(spec)}
 
 
+def _chosen(parser: Parser, flags: Any, options: dict[str, Any]) -> DataSpec:
+    """Return the data set with its options, after its split was seen to be one."""
+    spec = find_spec(flags.name, **options)
+    if flags.split is not None and flags.split not in spec.splits:
+        parser.error(f"--split must be {listed(spec.splits)}, got {flags.split!r}")
+    return spec
+
+
 # list ------------------------------------------------------------------------------------------------------
 
 
@@ -130,9 +138,7 @@ def _get(words: list[str]) -> None:
     parser, words, spec = _parser("get", description, words)
     parser.add_argument("--split", default=None, help="this part only (default: all that are usually wanted)")
     flags, options = _options(parser, words, spec)
-    spec = find_spec(flags.name, **options)
-    if flags.split is not None and flags.split not in spec.splits:
-        parser.error(f"--split must be {listed(spec.splits)}, got {flags.split!r}")
+    spec = _chosen(parser, flags, options)
     if flags.name == "folder":
         parser.error("these are your own images: there is nothing to get")
     source = spec.made_from or flags.name
@@ -159,9 +165,7 @@ def _check(words: list[str]) -> None:
     parser.add_argument("--split", default=None, help="this part only (default: all that are usually wanted)")
     parser.add_argument("--json", action="store_true", help="for machines")
     flags, options = _options(parser, words, spec)
-    spec = find_spec(flags.name, **options)
-    if flags.split is not None and flags.split not in spec.splits:
-        parser.error(f"--split must be {listed(spec.splits)}, got {flags.split!r}")
+    spec = _chosen(parser, flags, options)
     splits = [flags.split] if flags.split else list(spec.splits if flags.name == "folder" else spec.fetched)
     found, problems = {}, []
     for split in splits:

@@ -1,6 +1,7 @@
 """Data sets of the papers, real and generated, your own images, and batches of them that are repeatable bit by bit."""
 
-from torchcaps.data.affnist import AffNIST, AffNISTStyle
+from torchcaps.data.affnist import AffNIST
+from torchcaps.data.affnist_style import AffNISTStyle
 from torchcaps.data.batch import Batch
 from torchcaps.data.cifar import CIFAR10, CIFAR100
 from torchcaps.data.dataset import Dataset, ImageSet

@@ -4,7 +4,6 @@ All are made when they are asked for, any image by its index, from the digits of
 images show training digits only, test images test digits only.
 """
 
-from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -15,39 +14,11 @@ from torchcaps.data.batch import Batch
 from torchcaps.data.dataset import Dataset, ImageSet
 from torchcaps.data.draws import Draws
 from torchcaps.data.geometry import windows
-from torchcaps.data.registry import create_dataset, register
-from torchcaps.data.spec import DataSpec, Request
+from torchcaps.data.made import MadeOfDigits
+from torchcaps.data.registry import register
 from torchcaps.fields import check_range
 
 __all__ = ["DiverseMultiMNIST", "ExpandedMNIST", "MultiMNIST"]
-
-
-@dataclass(frozen=True)
-class MadeOfDigits(DataSpec):
-    """A data set that is made of the digits of another.
-
-    Args:
-        source: what the digits are taken from; ``"digits"`` needs no file.
-        seed: of everything that is left to chance.
-    """
-
-    source: Literal["mnist", "fashion-mnist", "digits"] = "mnist"
-    seed: int = 0
-
-    @property
-    def made_from(self) -> str:
-        """The name of the data set whose images these are."""
-        return self.source
-
-    def load(self, request: Request) -> Dataset:
-        """Read the digits; nothing is made of them yet."""
-        source = create_dataset(self.source, request.split, request.root, download=request.download)
-        assert isinstance(source, ImageSet), "sources are stored"
-        return self.make(request.name, source)
-
-    @abstractmethod
-    def make(self, name: str, source: ImageSet) -> Dataset:
-        """Return the data set over its digits."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +26,6 @@ class ExpandedMNIST(MadeOfDigits):
     """MNIST digits at random places of 40x40: what Sabour 2017, section 5.2, trains on to test on affNIST.
 
     Args:
-        source, seed: see `MadeOfDigits`.
         places: ``"random"``, one place for each digit, another in every training epoch; ``"all"``, each digit at each
             of its 169 places, as the authors' code writes them.
     """
@@ -81,7 +51,6 @@ class MultiMNIST(MadeOfDigits):
     are smaller, overlap by 72 %.
 
     Args:
-        source, seed: see `MadeOfDigits`.
         preset: ``"official"`` is the authors' generator: training digits are moved by up to six pixels, and cut off at
             the edge, and a base has one place in all of its images.
         shift: up to so many pixels; ``None``: what the preset says, 4, and in training ``"official"`` 6.
@@ -122,7 +91,6 @@ class DiverseMultiMNIST(MadeOfDigits):
     Training images are made anew in every epoch, as many as the source has; test images are always the same.
 
     Args:
-        source, seed: see `MadeOfDigits`.
         single: the probability of one digit.
         shift: up to so many pixels.
     """
