@@ -165,6 +165,19 @@ def test_archives_with_links_or_without_the_file(tmp_path: Path) -> None:
         assert "is broken" in refusal("cifar10", tmp_path)
 
 
+def test_a_disk_that_is_full_while_an_archive_is_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    good = {"cifar-10-batches-bin/test_batch.bin": writers.cifar_binary(random_bytes(1, 3, 32, 32), np.array([1]))}
+    writers.tar_gz(tmp_path / "cifar10/cifar-10-binary.tar.gz", good)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("torchcaps.data.archives.shutil.copyfileobj", full)
+    assert "can't be unpacked into" in refusal("cifar10", tmp_path)
+    monkeypatch.undo()
+    assert len(create_dataset("cifar10", "test", tmp_path, download=False)) == 1
+
+
 def test_a_broken_zip(tmp_path: Path) -> None:
     path = writers.zipped(tmp_path / "affnist/test_batches.zip", {"test_batches/1.mat": bytes(random_bytes(5000))})
     data = bytearray(path.read_bytes())

@@ -18,9 +18,10 @@ set_parsing_settings(subclasses_enabled=[Routing])
 class Parser(ArgumentParser):
     """A parser whose errors are one sentence."""
 
-    def format_help(self) -> str:
+    def format_help(self, *args: Any, **kwargs: Any) -> str:
         """Say nothing of defaults that are none: the flag's own words tell what happens then."""
-        return re.sub(r"\s*\((type: [^()]*),\s+default:\s+null\)|\s*\(default:\s+null\)", "", super().format_help())
+        text = super().format_help(*args, **kwargs)
+        return re.sub(r"\s*\((type: [^()]*),\s+default:\s+null\)|\s*\(default:\s+null\)", "", text)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Say what was wrong, and leave."""

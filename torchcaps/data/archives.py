@@ -5,7 +5,6 @@ import os
 import shutil
 import stat
 import tarfile
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from torchcaps.data.errors import DataError
+from torchcaps.data.scratch import scratch
 
 __all__ = ["unpack"]
 
@@ -26,17 +26,16 @@ def unpack(archive: Path, folder: Path, wanted: str) -> None:
     """
     top = PurePosixPath(wanted).parts[0]
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".unpack-", dir=folder, ignore_cleanup_errors=True) as own:
+        with scratch(folder) as own:
             for name, content in _members(archive):
                 if PurePosixPath(name).parts[0] == top:
-                    path = Path(own, *PurePosixPath(name).parts)
+                    path = own / name
                     path.parent.mkdir(parents=True, exist_ok=True)
                     with path.open("wb") as file:
                         shutil.copyfileobj(content, file)
-            if not Path(own, wanted).is_file():
+            if not (own / wanted).is_file():
                 raise DataError(f"{archive} has no {wanted}: it is not the archive it is named for")
-            _move(Path(own, top), folder / top)
+            _move(own / top, folder / top)
     except (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, EOFError, zlib.error) as error:
         reason = (str(error).splitlines() or ["it ends too early"])[0].rstrip(":")
         raise DataError(f"{archive} is broken ({reason}): delete it, and it will be fetched again") from error

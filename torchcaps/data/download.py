@@ -2,20 +2,17 @@
 
 import contextlib
 import os
-import shutil
 import sys
-import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from torchcaps.data.errors import MissingData, extra
+from torchcaps.data.scratch import scratch
 
 __all__ = ["download"]
 
 TIMEOUT = 30  # seconds without a byte
-STALE = 24 * 3600  # seconds after which what a killed download left behind is swept away
 
 
 def download(name: str, urls: Sequence[str], checksum: str, folder: Path) -> Path:
@@ -30,15 +27,13 @@ def download(name: str, urls: Sequence[str], checksum: str, folder: Path) -> Pat
     problems = []
     new = not folder.exists()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        _sweep(folder)
-        with tempfile.TemporaryDirectory(prefix=".download-", dir=folder, ignore_cleanup_errors=True) as own:
+        with scratch(folder) as own:
             for url in urls:
                 try:
                     with _Bar(name) as bar:
                         fetch = pooch.HTTPDownloader(timeout=TIMEOUT, progressbar=bar)
                         pooch.retrieve(url, checksum or None, fname=name, path=own, downloader=fetch)
-                    whole = Path(own) / name
+                    whole = own / name
                     with whole.open("rb") as file:
                         os.fsync(file.fileno())
                     os.replace(whole, folder / name)
@@ -68,13 +63,6 @@ def _problem(url: str, error: Exception) -> str:
     if "Chunked" in kind or "IncompleteRead" in str(error):
         return f"{host} broke off"
     return f"{host} can't be reached"
-
-
-def _sweep(folder: Path) -> None:
-    """Remove what downloads that were killed have left."""
-    for left in folder.glob(".download-*"):
-        if time.time() - left.stat().st_mtime > STALE:
-            shutil.rmtree(left, ignore_errors=True)
 
 
 class _Bar:

@@ -1,8 +1,8 @@
 """A page of a data set to look at: images with their labels."""
 
 import os
-import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torchcaps.data.dataset import Dataset
 from torchcaps.data.errors import DataError, extra
 from torchcaps.data.order import permuted
 from torchcaps.data.pipelines import Pipeline
+from torchcaps.data.scratch import scratch
 
 __all__ = ["draw_grid"]
 
@@ -150,17 +151,10 @@ def _write(rows: list[list[Tensor]], names: list[str], words: list[list[str]], t
     _save(figure, out)
 
 
-def _save(figure: object, out: Path) -> None:
+def _save(figure: Any, out: Path) -> None:
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=out.parent, prefix=".drawing-", suffix=out.suffix, delete=False) as file:
-            temporary = file.name
-        try:
-            figure.savefig(temporary)  # type: ignore[attr-defined]
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, out)
-        except BaseException:
-            os.remove(temporary)
-            raise
+        with scratch(out.parent) as own:
+            figure.savefig(own / out.name)
+            os.replace(own / out.name, out)
     except OSError as error:
         raise DataError(f"{out} can't be written: {error.strerror or error}") from error

@@ -1,11 +1,9 @@
 """Image files of any size and mode, brought into one form and kept for the next time."""
 
 import concurrent.futures
-import contextlib
 import json
 import os
 import statistics
-import tempfile
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +17,7 @@ from torch import Tensor
 from torchcaps.data.errors import DataError, extra
 from torchcaps.data.place import cache_root
 from torchcaps.data.progress import tracked
+from torchcaps.data.scratch import scratch
 
 __all__ = ["Form", "common_form", "read_pictures"]
 
@@ -186,15 +185,9 @@ def _cached(cache: Path, n_files: int, form: Form) -> tuple[Tensor, Tensor] | No
 
 def _store(cache: Path, images: Tensor, kept: Tensor) -> None:
     """Keep images: whole or not at all. That it can't be done is no reason to stop."""
-    temporary = None
     try:
-        cache.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=cache.parent, prefix=".writing-", delete=False) as file:
-            temporary = file.name
-            torch.save({"images": images, "kept": kept}, file)
-        os.replace(temporary, cache)
+        with scratch(cache.parent) as own:
+            torch.save({"images": images, "kept": kept}, own / cache.name)
+            os.replace(own / cache.name, cache)
     except (OSError, RuntimeError) as error:
         warnings.warn(f"folder: the images can't be kept in {cache.parent} for the next time: {error}", stacklevel=2)
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                os.remove(temporary)
