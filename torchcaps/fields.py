@@ -66,7 +66,8 @@ def refuse_unknown(cls: Any, changes: Iterable[str], name: str | None = None) ->
     known = [field.name for field in dataclasses.fields(cls)]
     for change in changes:
         if change not in known:
-            raise ValueError(f"{name or cls.__name__} has no field {change!r}: it has {listed(known, 'and')}")
+            there = listed(known, "and") if known else "none"
+            raise ValueError(f"{name or cls.__name__} has no field {change!r}: it has {there}")
 
 
 def listed(names: Iterable[Any], word: str = "or") -> str:

@@ -2,7 +2,9 @@
 
 import os
 import pickle
+import stat
 import struct
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ from tests.data import writers
 from tests.data.test_formats import NORB, affnist_file, write_norb
 from tests.data.writers import random_bytes
 from torchcaps.data import DataError, create_dataset
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*it should have")  # the files of these tests are small
 
 
 def refusal(name: str, root: Path, split: str = "test", **options: Any) -> str:
@@ -95,6 +99,11 @@ def evil_pickles(victim: Path) -> dict[str, bytes]:
         "eval": b"\x80\x02c__builtin__\neval\nU" + bytes([len(touch)]) + touch + b"\x85R.",
         "getattr of a known name": b"\x80\x02cnumpy\n__builtins__\n.",
         "a name with dots": b"\x80\x04\x8c\x05numpy\x8c\x0edtype.__init__\x93.",
+        "a function's defaults": (
+            b"\x80\x02c_codecs\nencode\nN}U\x0c__defaults__U\x04utf8\x85s\x86b0}."  # BUILD with a state of attributes
+        ),
+        "tuples without end": b"\x80\x02}(" + b"K\x01" + b"\x85" * 3_000_000 + b"K\x01u.",
+        "an object": b"\x80\x02cnumpy\ndtype\n)\x81.",
         "numpy.load": b"\x80\x02cnumpy\nload\nU\x01x\x85R.",
     }
 
@@ -123,6 +132,13 @@ def test_a_pickle_that_tries_to_run_code(tmp_path: Path, kind: str) -> None:
         (writers.Python2Pickle().dictionary({b"data": random_bytes(1, 3072), b"labels": [12]}), "has a label 12"),
         (writers.Python2Pickle().dictionary({b"data": random_bytes(1, 3072), b"labels": [1]})[:-400], "no pickle"),
         (pickle.dumps({b"data": np.zeros((1, 3072)), b"labels": [1]}, protocol=2), "where bytes were expected"),
+        (writers.Python2Pickle().dictionary({b"data": random_bytes(1, 3072), b"labels": [b"cat"]}), "no numbers"),
+        (
+            writers.Python2Pickle()
+            .dictionary({b"data": random_bytes(2, 3072), b"labels": [1]})
+            .replace(b"K\x02", b"K\x03"),
+            "an array of .* with 6,144 bytes",
+        ),
     ],
 )
 def test_cifar_python(tmp_path: Path, data: bytes, said: str) -> None:
@@ -149,6 +165,24 @@ def test_archives_with_paths_that_climb_out(tmp_path: Path, name: str, kind: str
     assert "has a path that climbs out of its folder" in sentence
     assert not list(tmp_path.rglob("out.bin"))
     assert not Path("/tmp/torchcaps-out.bin").exists()
+
+
+def test_a_link_in_a_zip(tmp_path: Path) -> None:
+    with zipfile.ZipFile(writers.put(tmp_path / "affnist/test_batches.zip", b""), "w") as file:
+        entry = zipfile.ZipInfo("test_batches/1.mat")
+        entry.external_attr = (stat.S_IFLNK | 0o777) << 16
+        file.writestr(entry, "/etc/passwd")
+    assert "has a link in it" in refusal("affnist", tmp_path)
+
+
+def test_only_the_folder_that_is_wanted_is_unpacked_and_joined_to_what_is_there(tmp_path: Path) -> None:
+    good = writers.cifar_binary(random_bytes(1, 3, 32, 32), np.array([1]))
+    members = {"cifar-10-batches-bin/test_batch.bin": good, "other/file.bin": b"x"}
+    writers.tar_gz(tmp_path / "cifar10/cifar-10-binary.tar.gz", members)
+    writers.put(tmp_path / "cifar10/cifar-10-batches-bin/mine.txt", b"keep me")
+    assert len(create_dataset("cifar10", "test", tmp_path, download=False)) == 1
+    assert sorted(os.listdir(tmp_path / "cifar10")) == ["cifar-10-batches-bin", "cifar-10-binary.tar.gz"]
+    assert (tmp_path / "cifar10/cifar-10-batches-bin/mine.txt").read_bytes() == b"keep me"
 
 
 def test_archives_with_links_or_without_the_file(tmp_path: Path) -> None:
@@ -193,6 +227,8 @@ def test_mat_files(tmp_path: Path) -> None:
         (random_bytes(3, 32, 32, 4), np.ones((4, 1)), "X must be bytes of 32x32x3xN"),
         (random_bytes(32, 32, 3, 4).astype(float), np.ones((4, 1)), "X must be bytes"),
         (random_bytes(32, 32, 3, 2), np.array([[1], [11]]), "has a label 11"),
+        ({"a": 1}, np.ones((1, 1)), "X is no array of numbers"),
+        (random_bytes(32, 32, 3, 2), np.array(["a", {}], dtype=object), "y is no array of numbers"),
     ]
     for images, labels, said in cases:
         writers.mat(path, X=images, y=labels)
@@ -224,6 +260,7 @@ def test_smallnorb(tmp_path: Path) -> None:
         (images, good[images][:-1], "is too short"),
         (images, good[images] + b"\0", "is too long"),
         (images, good[images][:10], "it ends inside its header"),
+        (images, good[images][:4] + struct.pack("<I", 5) + good[images][8:], "is no matrix of smallNORB's"),
         (images, good[labels], "must hold Nx2x96x96 bytes"),
         (labels, writers.norb(np.zeros(7, np.int32)), "does not belong to the others"),
         (labels, writers.norb(np.full(324, 9, np.int32)), "has a label 9"),

@@ -17,6 +17,8 @@ from torchcaps.cli import main
 from torchcaps.data import Dataset, DataSpec, ImageSet, MissingData, Request, create_dataset, list_datasets, register
 from torchcaps.data.registry import REGISTRY
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*it should have")  # the files of these tests are small
+
 
 @pytest.fixture(autouse=True)
 def nothing_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,6 +96,8 @@ def test_get_where_there_is_nothing_to_get(capsys: pytest.CaptureFixture[str]) -
         (["sample", "digits", "--out", "grid.jpg"], "grid.jpg must end in one of .png, .svg, .pdf"),
         (["sample", "multimnist", "--shift", "many"], "--shift"),
         (["sample", "folder"], "which one"),
+        (["sample", "./nowhere"], "./nowhere is no folder, and no data set has that name"),
+        (["sample", ".", "--data-dir", "."], "give the folder of images once"),
         (["sample"], "name"),
     ],
 )
@@ -166,7 +170,7 @@ def test_stereo_pairs_and_photographs_are_drawn(capsys: pytest.CaptureFixture[st
         for n in range(3):
             picture(tmp_path / "mine" / name / f"{n}.jpg", (50 + n, 60), seed=n)
     text = run(capsys, "sample", str(tmp_path / "mine"), "--out", str(out), "--size", "32")
-    assert "folder, train: 2 images of 3x32x32, 2 classes" in text
+    assert "mine, train: 2 images of 3x32x32, 2 classes" in text
 
 
 def test_a_picture_that_cannot_be_written(tmp_path: Path) -> None:
@@ -186,6 +190,28 @@ def test_skipped_images_are_said_on_standard_error(capsys: pytest.CaptureFixture
     main([*words[:-2], "--json"])
     assert "bad.png" in capsys.readouterr().err
     assert "broken='skip'" in refusal("check", str(tmp_path / "mine"))
+
+
+def test_check_looks_at_the_splits_that_a_folder_has(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        for name in "ab":
+            picture(tmp_path / "mine" / split / name / "1.png")
+    assert sorted(json.loads(run(capsys, "check", str(tmp_path / "mine"), "--json"))) == ["test", "train"]
+    for name in "ab":
+        picture(tmp_path / "single" / name / "1.png")
+    assert list(json.loads(run(capsys, "check", str(tmp_path / "single"), "--json"))) == ["train"]
+
+
+def test_a_page_far_away_and_a_title_longer_than_its_picture(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out = tmp_path / "grid.png"
+    run(capsys, "sample", "multimnist", "--source", "digits", "--page", "9" * 25, "--out", str(out))
+    words = ("sample", "digits", "--split", "test", "--augmentation", "choi2019.mnist+official", "--out", str(out))
+    run(capsys, *words)
+    top = pixels(out)[:40].min(2)
+    assert (top[:, -3:] == 255).all()  # the letters of the title end before the edge does
+    assert (top < 128).any()
 
 
 def test_the_command_in_a_process_of_its_own(tmp_path: Path) -> None:
@@ -219,5 +245,5 @@ def test_a_data_set_of_ones_own() -> None:
         del REGISTRY["noise"]
     with pytest.raises(TypeError, match="spec must be a data set's choice"):
         register("noise", "noise")  # type: ignore[arg-type]
-    with pytest.raises(MissingData, match="downloading was not asked for"):
+    with pytest.raises(MissingData, match="'torchcaps data get mnist' fetches it"):
         create_dataset("mnist", download=False)

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +15,11 @@ import pytest
 from tests.data import writers
 from tests.data.server import serving
 from torchcaps.cli import main
-from torchcaps.data import MNIST, MissingData, create_dataset
+from torchcaps.data import MNIST, DataError, MissingData, create_dataset
 from torchcaps.data.download import download
+from torchcaps.data.scratch import scratch
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*it should have")  # the files of these tests are small
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = writers.random_bytes(300_000).tobytes()
@@ -81,6 +85,7 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from torchcaps.data.download import download
+from torchcaps.data.scratch import scratch
 download("data.bin", [sys.argv[1] + "/slow/data.bin"], sys.argv[2], Path(sys.argv[3]))
 """
 
@@ -127,6 +132,39 @@ def test_a_full_disk_and_a_folder_that_cannot_be_written(
     assert os.listdir(tmp_path) == ["file"]
 
 
+@pytest.mark.parametrize("manner", ["truncates_silently", "wrong"])
+def test_an_archive_without_a_published_checksum_must_be_whole(tmp_path: Path, manner: str) -> None:
+    """As affNIST's are: a page of HTML or half an archive is never kept, and the next mirror is tried."""
+    whole = writers.zipped(tmp_path / "made.zip", {"a.mat": DATA}).read_bytes()
+    with serving({"data.zip": whole}) as (address, _):
+        bad, good = f"{address}/{manner}/data.zip", f"{address}/good/data.zip"
+        with pytest.raises(MissingData, match="sent something that is not the whole archive"):
+            download("data.zip", [bad], "", tmp_path / "here")
+        assert download("data.zip", [bad, good], "", tmp_path / "here").read_bytes() == whole
+
+
+def test_others_may_read_what_was_fetched(tmp_path: Path, server: tuple[str, list[str]]) -> None:
+    path = download("data.bin", [f"{server[0]}/good/data.bin"], CHECKSUM, tmp_path)
+    plain = tmp_path / "plain"
+    plain.write_bytes(b"")
+    assert path.stat().st_mode == plain.stat().st_mode
+
+
+def test_a_folder_that_others_remove_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, failures = tempfile.mkdtemp, [2]
+
+    def unlucky(*arguments: str, **options: str) -> str:
+        if failures[0]:
+            failures[0] -= 1
+            raise FileNotFoundError(2, "gone")
+        return make(*arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("torchcaps.data.scratch.tempfile.mkdtemp", unlucky)
+    with scratch(tmp_path / "new") as own:
+        assert own.is_dir()
+    assert not own.exists()
+
+
 # A whole data set -------------------------------------------------------------------------------------------
 
 
@@ -154,7 +192,9 @@ def test_get_fetches_all_files_once_and_check_finds_them_right(
     main(["data", "get", "multimnist", "--data-dir", str(tmp_path)])
     assert tiny_mnist[1].count("good") == 4  # nothing again
     assert len(create_dataset("mnist", "test", tmp_path, download=False)) == 4
-    with pytest.raises(SystemExit, match=r"the split 'train' has 6 images, it should have 60,000 \(and 1 more"):
+    with pytest.raises(
+        SystemExit, match=r"the split 'train' has 6 images, it should have 60,000 \(and 1 more such problem\)"
+    ):
         main(["data", "check", "mnist", "--data-dir", str(tmp_path)])
     assert capsys.readouterr().out.count(" right ") == 4
 
@@ -170,8 +210,20 @@ def test_a_mirror_of_ones_own_comes_first(
     assert tiny_mnist[1].count("good") == 2
 
 
+def test_what_is_there_in_another_form_is_not_fetched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    writers.put(tmp_path / "cifar-10-batches-bin/test_batch.bin", bytes(3073))
+    main(["data", "get", "cifar10", "--split", "test", "--data-dir", str(tmp_path)])
+    assert f"all files are in {tmp_path / 'cifar-10-batches-bin'}" in capsys.readouterr().out
+
+
+def test_a_mirror_must_be_an_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHCAPS_MIRROR", "example.org")
+    with pytest.raises(DataError, match="TORCHCAPS_MIRROR must be an address"):
+        create_dataset("mnist", "test", tmp_path)
+
+
 def test_a_data_set_is_fetched_when_it_is_needed(tmp_path: Path, tiny_mnist: tuple[str, list[str]]) -> None:
-    with pytest.raises(MissingData, match="downloading was not asked for"):
+    with pytest.raises(MissingData, match="is missing: 'torchcaps data get mnist' fetches it"):
         create_dataset("mnist", "train", tmp_path, download=False)
     assert tiny_mnist[1] == []
     assert len(create_dataset("mnist", "train", tmp_path)) == 6

@@ -88,6 +88,29 @@ def test_folders_for_the_splits(tmp_path: Path) -> None:
         load(root)
 
 
+def test_a_folder_beside_those_of_the_splits(tmp_path: Path) -> None:
+    """It must not turn the splits into classes: the model would learn to tell training from test images."""
+    root = tmp_path / "images"
+    for split in ("train", "test"):
+        for name in "ab":
+            picture(root / split / name / "1.png")
+    for junk in ("__MACOSX", "notes", "train/__pycache__"):
+        (root / junk).mkdir()
+    assert load(root).classes == ("a", "b")
+    picture(root / "unlabeled/1.png")
+    with pytest.raises(DataError, match="unlabeled has images but is no split: there are 'train' and 'test' beside it"):
+        load(root)
+
+
+def test_nested_files_of_one_name_are_split_at_random(tmp_path: Path) -> None:
+    for n in range(40):
+        for name in "ab":
+            picture(tmp_path / "images" / name / f"subject{n:02}" / "img.png", (6, 6), seed=n)
+    held = load(tmp_path / "images", "test", test=0.25).images[:, :, 0, 0]
+    first = load(tmp_path / "images", val=0, test=0).images[:10, :, 0, 0]
+    assert len({tuple(x.tolist()) for x in held[:10]} & {tuple(x.tolist()) for x in first}) < 8
+
+
 def test_modes(tmp_path: Path) -> None:
     """Grey, palette, transparent, 16 bits, CMYK, sideways by EXIF: all come out as one would see them."""
     root = tmp_path / "images"
@@ -100,7 +123,7 @@ def test_modes(tmp_path: Path) -> None:
     dataset = load(root, val=0, test=0)
     assert dataset.shape == (1, 20, 30)
     values = sorted(int(image[0, 5, 5]) for image in dataset.images)
-    assert round(40_000 / 257) in values or round(40_000 / 257) - 1 in values
+    assert round(40_000 / 257) in values
     assert one in values
     Image.new("RGBA", (30, 20), (200, 0, 0, 0)).save(root / "a/clear.png")  # wholly transparent
     Image.new("RGB", (30, 20), (10, 200, 30)).convert("P").save(root / "a/palette.gif")
@@ -108,10 +131,30 @@ def test_modes(tmp_path: Path) -> None:
     colour = load(root, val=0, test=0)
     assert colour.shape == (3, 20, 30)
     seen = {tuple(image[:, 5, 5].tolist()) for image in colour.images}
-    assert (255, 255, 255) in seen  # what is transparent is white
+    assert (255, 255, 255) in seen  # what is transparent is white, not the red or black below
+    assert (200, 0, 0) not in seen
     assert any(g > 150 and r < 60 for r, g, b in seen)
     assert any(r > 200 and g < 60 for r, g, b in seen)
     assert load(root, val=0, test=0, channels="grey").shape == (1, 20, 30)
+
+
+def test_sixteen_bits_come_down_by_one_rule(tmp_path: Path) -> None:
+    """Not by what each image happens to hold: 255 of 65,535 is as dark as 256."""
+    for name, levels in (("a", (200, 255, 256)), ("b", (300, 4_095, 65_535))):
+        for level in levels:
+            path = picture(tmp_path / "images" / name / f"{level:05}.png")
+            Image.fromarray(np.full((9, 9), level, np.uint16)).save(path)
+    values = load(tmp_path / "images", val=0, test=0).images[:, 0, 4, 4].tolist()
+    assert values == [round(level / 257) for level in (200, 255, 256, 300, 4_095, 65_535)]
+
+
+def test_small_images_that_all_lie_on_their_side_keep_their_shape(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    for name in "ab":
+        (tmp_path / "images" / name).mkdir(parents=True)
+        Image.new("RGB", (80, 40)).save(tmp_path / "images" / name / "1.jpg", exif=exif)
+    assert load(tmp_path / "images").shape == (3, 80, 40)
 
 
 def test_an_image_that_lies_on_its_side_is_set_upright(tmp_path: Path) -> None:
@@ -190,6 +233,30 @@ def test_the_cache_is_used_and_made_anew(folder: Path, own_cache: Path, monkeypa
     assert len(list(own_cache.iterdir())) == 2
     load(folder, size=16, val=0, test=0, cache=False)
     assert len(list(own_cache.iterdir())) == 2
+    for path in own_cache.iterdir():
+        os.utime(path, (0, 0))  # nobody asked for them for a long time
+    load(folder, size=17, val=0, test=0)
+    assert len(list(own_cache.iterdir())) == 1
+
+
+def test_what_could_not_be_read_today_is_not_remembered(
+    folder: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torchcaps.data import pictures
+
+    read = pictures._picture
+
+    def failing(path: Path, form: Any) -> torch.Tensor:
+        if path.name == "1.png":
+            raise OSError(5, "Input/output error")
+        return read(path, form)
+
+    monkeypatch.setattr(pictures, "_picture", failing)
+    with pytest.warns(UserWarning, match="3 of 33 images can't be read"):
+        load(folder, val=0, test=0, broken="skip")
+    monkeypatch.setattr(pictures, "_picture", read)
+    assert not list(own_cache.glob("*.pt"))
+    assert len(load(folder, val=0, test=0, broken="skip")) == 33
 
 
 def test_a_cache_that_cannot_be_written_is_a_warning(
@@ -216,6 +283,7 @@ def test_layouts_that_make_no_sense(tmp_path: Path, folder: Path) -> None:
         (None, "which one"),
         (tmp_path / "nowhere", "is no folder"),
         (folder / "cat", "has no sub-folders"),
+        ("./nowhere", "is no folder"),
     ]
     for root, said in cases:
         with pytest.raises(DataError, match=said):
@@ -223,6 +291,11 @@ def test_layouts_that_make_no_sense(tmp_path: Path, folder: Path) -> None:
     (folder / "empty").mkdir()
     with pytest.raises(DataError, match="empty is a class without images"):
         load(folder)
+    picture(tmp_path / "lone/train/a/1.png")
+    with pytest.raises(DataError, match="has one class, 'train', and there is nothing to tell it from: give it itself"):
+        load(tmp_path / "lone")
+    with pytest.raises(ValueError, match=r"\./nowhere is no folder, and no data set has that name"):
+        create_dataset("./nowhere")
     picture(tmp_path / "one/only/1.png")
     with pytest.raises(DataError, match="has one class, 'only'"):
         load(tmp_path / "one")

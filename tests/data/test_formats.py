@@ -22,6 +22,9 @@ from torchcaps.data import (
     create_dataset,
 )
 from torchcaps.data.cifar import COARSE, FINE
+from torchcaps.data.report import check_files
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*it should have")  # the files of these tests are small
 
 NORB = {
     "train": "smallnorb-5x46789x9x18x6x2x96x96-training",
@@ -47,7 +50,7 @@ def same(dataset: ImageSet, images: np.ndarray, labels: list[int] | np.ndarray) 
     [
         ("mnist", "mnist", "-idx"),
         ("mnist", "MNIST/raw", "-idx"),  # torchvision's
-        ("mnist", ".", ".idx"),
+        ("mnist", "MNIST", ".idx"),
         ("fashion-mnist", "fashion-mnist", "-idx"),
         ("fashion-mnist", "FashionMNIST/raw", "-idx"),
     ],
@@ -238,6 +241,8 @@ def test_affnist(tmp_path: Path) -> None:
         affnist_file(tmp_path / f"affNIST/transformed/validation_batches/{number}.mat", some, theirs)
     same(load("affnist", "val", tmp_path), *(np.concatenate(parts) for parts in zip(*batches, strict=True)))
     assert AffNIST().length("test") == 320_000
+    folders = [AffNIST().parts(split)[31].name for split in ("train", "val", "test")]
+    assert folders == ["training_batches/32.mat", "validation_batches/32.mat", "test_batches/32.mat"]
 
 
 def test_affnist_from_its_archive(tmp_path: Path) -> None:
@@ -248,6 +253,49 @@ def test_affnist_from_its_archive(tmp_path: Path) -> None:
     writers.zipped(tmp_path / "root/affnist/test_batches.zip", members)
     dataset = load("affnist", "test", tmp_path / "root")
     assert dataset.labels.tolist() == [n % 10 for n in range(1, 33)]
+
+
+def test_affnist_from_the_archive_of_one_file(tmp_path: Path) -> None:
+    some = affnist_file(tmp_path / "made/one.mat", random_bytes(2, 1, 40, 40), np.array([3, 4])).read_bytes()
+    writers.zipped(tmp_path / "root/affNIST/test.mat.zip", {"test.mat": some})
+    assert load("affnist", "test", tmp_path / "root").labels.tolist() == [3, 4]
+    assert (tmp_path / "root/affnist/test.mat").is_file()
+
+
+def test_binary_files_are_read_before_pickles_and_check_looks_at_what_is_read(tmp_path: Path) -> None:
+    images, labels = random_bytes(3, 3, 32, 32), random_bytes(3, high=10)
+    content = {b"data": random_bytes(2, 3072), b"labels": [1, 2]}
+    writers.put(tmp_path / "cifar-10-batches-py/test_batch", writers.Python2Pickle().dictionary(content))
+    writers.put(tmp_path / "cifar-10-batches-bin/test_batch.bin", writers.cifar_binary(images, labels))
+    same(load("cifar10", "test", tmp_path), images, labels)
+    assert len(load("cifar10", "test", tmp_path, form="python")) == 2
+    assert [file.name for file in check_files("cifar10", "test", tmp_path)] == ["cifar-10-batches-bin/test_batch.bin"]
+
+
+def test_an_array_in_fortrans_order(tmp_path: Path) -> None:
+    """Protocol 2 of numpy's own for an array that is stored column by column."""
+    import pickle
+
+    images = random_bytes(4, 3072)
+    data = pickle.dumps({b"data": np.asfortranarray(images), b"labels": [0, 1, 2, 3]}, protocol=2)
+    writers.put(tmp_path / "cifar-10-batches-py/test_batch", data)
+    same(load("cifar10", "test", tmp_path), images.reshape(-1, 3, 32, 32), [0, 1, 2, 3])
+
+
+def test_a_short_part_is_a_warning(tmp_path: Path) -> None:
+    writers.put(tmp_path / "cifar-10-batches-bin/test_batch.bin", bytes(3073))
+    with pytest.warns(
+        UserWarning, match="the split 'test' has 1 images, it should have 10,000: see 'torchcaps data check"
+    ):
+        create_dataset("cifar10", "test", tmp_path)
+
+
+def test_an_unpacked_file_has_no_published_checksum(tmp_path: Path) -> None:
+    for kind, axes in (("images-idx3", (2, 28, 28)), ("labels-idx1", (2,))):
+        writers.put(tmp_path / f"mnist/t10k-{kind}-ubyte", writers.idx(random_bytes(*axes, high=10)))
+    assert {file.state for file in check_files("mnist", "test", tmp_path)} == {"unknown"}
+    writers.put(tmp_path / "mnist/t10k-labels-idx1-ubyte.gz", writers.idx(random_bytes(2, high=10)), zipped=True)
+    assert [file.state for file in check_files("mnist", "test", tmp_path)] == ["unknown", "wrong"]
 
 
 def test_an_image_of_affnist_stands_upright(tmp_path: Path) -> None:
@@ -276,5 +324,5 @@ def test_the_embedded_digits_are_split_for_good() -> None:
 def test_cifar_specs_know_their_forms() -> None:
     assert [len(CIFAR10().parts(split)) for split in ("train", "test")] == [5, 1]
     assert CIFAR100(form="python").parts("train")[0].archive.name == "cifar-100-python.tar.gz"
-    assert CIFAR10(form="binary").other_forms("train") == ()
+    assert len(CIFAR10(form="binary").forms("train")) == 1
     assert CIFAR10().parts("test")[0].name == "cifar-10-batches-py/test_batch"

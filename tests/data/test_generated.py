@@ -14,6 +14,8 @@ from torchcaps.data import (
     DiverseMultiMNIST,
     ExpandedMNIST,
     MultiMNIST,
+    Pipeline,
+    Shift,
     create_dataset,
 )
 
@@ -125,6 +127,9 @@ def test_the_official_generator_shifts_by_six_and_keeps_a_bases_place() -> None:
     assert len({target.numpy().tobytes() for target in moved.targets[:, 0]}) == 81  # every place of [-4, 4]²
     assert (official.shift, made("multimnist-official", "test").shift, paper.shift) == (6, 4, 4)
     assert made("multimnist", preset="official", shift=2).shift == 2
+    other = made("multimnist-official", seed=1)
+    firsts = [dataset.examples(torch.arange(0, 20_000, 1000)).targets[:, 0] for dataset in (official, other)]
+    assert not torch.equal(*firsts)  # where a base stands is left to chance, too
     cut = some(official, 500)
     boxed = boxes(cut.targets[:, 1])
     assert int(boxed[:, 0].min()) == 0  # a digit moved by six reaches the edge of 36x36
@@ -226,6 +231,8 @@ def test_affnist_style_ranges_and_repeatability() -> None:
         (lambda: AffNISTStyle(scale=0.95), "at most 0.9"),
         (lambda: AffNISTStyle(variants=0), "variants must be 1 or more"),
         (lambda: ExpandedMNIST(places="some"), "places must be 'random' or 'all'"),
+        (lambda: MultiMNIST(seed=2**63), "seed must be"),
+        (lambda: create_dataset("digits", size=3), "digits has no field 'size': it has none"),
         (lambda: made("multimnist", shifts=3), "multimnist has no field 'shifts': it has 'source'"),
         (lambda: made("multimnist", "val"), "multimnist has no split 'val': it has 'train' and 'test'"),
         (lambda: create_dataset("multi-mnist"), "did you mean 'multimnist'"),
@@ -237,6 +244,23 @@ def test_bad_options_are_refused(make: Any, said: str) -> None:
         make()
 
 
+def test_chance_of_a_data_set_has_nothing_to_do_with_that_of_a_pipeline() -> None:
+    """Both have seed 0, epoch and index: a digit placed far to the right must not be shifted right as well."""
+    dataset = made("expanded-mnist")
+    index = torch.arange(4000)
+    batch = dataset.examples(index, epoch=1)
+    placed = (boxes(batch.images) - boxes(dataset.source.images))[:, (0, 2)].double()
+    shifted = Pipeline([Shift(2)])(batch, seed=0, epoch=1).images
+    moved = boxes(shifted)[:, (0, 2)] - boxes(batch.images)[:, (0, 2)]
+    assert set(moved.flatten().tolist()) == {-2, -1, 0, 1, 2}
+    for axis in (0, 1):
+        assert abs(float(torch.corrcoef(torch.stack([placed[:, axis], moved[:, axis].double()]))[0, 1])) < 0.06
+    train, test = (
+        made("diverse-multimnist", split).examples(torch.arange(1000)).labels.sum(1) for split in ("train", "test")
+    )
+    assert abs(float(torch.corrcoef(torch.stack([train, test]))[0, 1])) < 0.12
+
+
 def test_generated_images_are_a_promise() -> None:
     """The same numbers on every machine and in every version, or recorded results mean nothing."""
     found = {}
@@ -244,8 +268,8 @@ def test_generated_images_are_a_promise() -> None:
         batch = made(name).examples(torch.arange(0, 3000, 37), epoch=1)
         found[name] = hashlib.sha256(batch.images.numpy().tobytes()).hexdigest()[:16]
     assert found == {
-        "multimnist": "d98007169ef4e0ec",
-        "diverse-multimnist": "0d3679d92ce8cc5c",
-        "expanded-mnist": "788faa70e17f8e0a",
-        "affnist-style": "2f80bc346359e6c0",
+        "multimnist": "e31eb3d780576548",
+        "diverse-multimnist": "85c82b705083a4a5",
+        "expanded-mnist": "5cc1bf19cd5837ed",
+        "affnist-style": "48c0562f26f4c14e",
     }

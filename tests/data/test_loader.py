@@ -140,6 +140,67 @@ def test_on_another_device_workers_hand_over_bytes(
     assert fingerprints(loader.epoch(3)) == expected
 
 
+def test_sets_that_are_made_anew_are_new_in_every_epoch_of_the_loader() -> None:
+    loader = Loader(create_dataset("diverse-multimnist", source="digits"), 4000)
+    first, later = ({int(i): bits for i, bits in fingerprints(loader.epoch(e)).items()} for e in (0, 1))
+    assert sum(first[index] == later[index] for index in first) < 10
+
+
+def test_seeds_change_what_an_image_looks_like(digits: Dataset) -> None:
+    first, other = (fingerprints(Loader(digits, 500, pipeline=PIPELINE, train=True, seed=s).epoch(0)) for s in (0, 1))
+    assert sum(first[index] == other[index] for index in first) < 10
+
+
+def test_workers_leave_torchs_own_chance_alone(digits: Dataset) -> None:
+    """Or dropout would depend on the number of workers."""
+    drawn = []
+    for workers in (0, 1, 2):
+        torch.manual_seed(0)
+        next(iter(Loader(digits, 500, workers=workers).epoch(0)))
+        drawn.append(float(torch.rand(1)))
+    assert len(set(drawn)) == 1
+
+
+def test_a_training_loader_asks_which_epoch(digits: Dataset) -> None:
+    with pytest.raises(TypeError, match="which epoch"):
+        iter(Loader(digits, 8, train=True))
+    assert len(list(Loader(digits, 500))) == 2
+
+
+def test_a_pipeline_that_must_know_the_training_set_learns_it_in_its_loader(digits: Dataset) -> None:
+    train = Loader(create_dataset("digits"), 64, pipeline="chen2019.cifar10")
+    assert train.pipeline.fitted
+    assert abs(float(torch.cat([b.images for b in train.epoch(0)]).mean())) < 1e-5
+    with pytest.raises(ValueError, match=r"'chen2019\.cifar10' must see the training set first"):
+        Loader(digits, 64, pipeline="chen2019.cifar10")
+    test = Loader(digits, 1000, pipeline=train.pipeline)
+    assert 1e-5 < abs(float(test.batch(0, 0).images.mean())) < 0.01
+
+
+def test_a_part_of_a_data_set(digits: Dataset) -> None:
+    part = digits.subset(torch.arange(100, 200), split="train")
+    assert len(part) == 100
+    assert torch.equal(part.examples(torch.tensor([3])).images, digits.examples(torch.tensor([103])).images)
+    assert len(fingerprints(Loader(part, 32, pipeline=PIPELINE).epoch(0))) == 100
+    with pytest.raises(ValueError, match=r"indices must lie in 0\.\.999"):
+        digits.subset(torch.tensor([1000]))
+    with pytest.raises(TypeError, match=r"got a Subset; dataset.subset\(indices\) is a part of one"):
+        Loader(torch.utils.data.Subset(digits, [1, 2]), 2)  # type: ignore[arg-type]
+
+
+def test_image_sets_of_ones_own_are_checked() -> None:
+    images, labels = torch.zeros(4, 1, 2, 2, dtype=torch.uint8), torch.tensor([0, 1, 0, 1])
+    cases = [
+        (images.float(), labels, "images must be bytes"),
+        (images[:, 0], labels, r"of \[N, C, H, W\], got torch.uint8 of \[4, 2, 2\]"),
+        (images, labels[:3], "one number for each of 4 images"),
+        (images, labels + 1, "labels must be 0 to 1, one for each class, got 1 to 2"),
+    ]
+    for pixels, numbers, said in cases:
+        with pytest.raises(ValueError, match=said):
+            ImageSet("mine", "train", pixels, numbers, ["a", "b"])
+
+
 def test_targets_are_the_images_unless_colours_change(digits: Dataset) -> None:
     for workers in (0, 1):
         batch = next(iter(Loader(digits, 8, pipeline="sabour2017.mnist", train=True, workers=workers).epoch(0)))
@@ -161,7 +222,10 @@ def test_torchs_own_loader_takes_our_data_sets(digits: Dataset) -> None:
     pairs = create_dataset("multimnist", "test", source="digits")
     images, labels, targets = next(iter(DataLoader(pairs, batch_size=3)))
     assert (images.shape, labels.shape, targets.shape) == ((3, 1, 36, 36), (3, 2), (3, 2, 1, 36, 36))
+    assert torch.allclose(targets.sum(1).clamp(max=1), images)
     assert torch.equal(digits[-1][0], digits[999][0])
+    with pytest.raises(TypeError, match="index must be a whole number"):
+        digits[0:3]  # type: ignore[index]
     with pytest.raises(IndexError, match="digits has 1,000 images, got index 1000"):
         digits[1000]
 
@@ -173,13 +237,19 @@ def test_torchs_own_loader_takes_our_data_sets(digits: Dataset) -> None:
         ({"batch_size": 2, "world": 3}, "batch_size must be 3 or more"),
         ({"rank": 2, "world": 2}, "rank must be one of the 2 processes, 0 to 1, got 2"),
         ({"workers": -1}, "workers must be 0 or more"),
+        ({"world": 0}, "world must be 1 or more"),
+        ({"batch_size": 64.0}, "batch_size must be a whole number, got 64.0"),
+        ({"seed": 1.5}, "seed must be a whole number"),
+        ({"pipeline": None}, "pipeline must be a Pipeline"),
+        ({"pipeline": [1]}, "pipeline must be a Pipeline"),
+        ({"batch_size": 2000, "drop_last": True}, "drop_last leaves nothing: 1,000 images are no batch of 2,000"),
         ({"seed": 2**64}, "seed must be a number of 64 bits"),
         ({"pipeline": "sabour2017.mist"}, "did you mean 'sabour2017.mnist'"),
         ({"pipeline": "sabour2017.smallnorb"}, "does not fit into images of 28x28"),
     ],
 )
 def test_bad_choices_are_refused(digits: Dataset, changes: dict[str, object], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises((ValueError, TypeError), match=said):
         Loader(digits, **({"batch_size": 8} | changes))  # type: ignore[arg-type]
 
 
@@ -187,8 +257,13 @@ def test_batches_out_of_range_are_refused(digits: Dataset) -> None:
     loader = Loader(digits, 500)
     with pytest.raises(ValueError, match=r"start must lie in 0\.\.2"):
         loader.epoch(0, start=3)
-    with pytest.raises(IndexError, match="an epoch has 2 batches, got number 2"):
-        loader.batch(0, 2)
+    for number in (2, -1):
+        with pytest.raises(IndexError, match=f"an epoch has 2 batches, got number {number}"):
+            loader.batch(0, number)
+    with pytest.raises(TypeError, match="epoch must be a whole number"):
+        loader.epoch(0.5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="epoch must be a number of 64 bits"):
+        loader.epoch(2**70)
     empty = ImageSet("some", "train", torch.zeros(0, 1, 2, 2, dtype=torch.uint8), torch.zeros(0), ["a"])
     with pytest.raises(ValueError, match="some, split 'train', has no images"):
         Loader(empty, 4)

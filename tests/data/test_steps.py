@@ -51,6 +51,8 @@ def test_crops_are_windows_of_the_padded_image() -> None:
     middle = CenterCrop(24)(torch.arange(32 * 32).view(1, 1, 32, 32), draws(1))
     assert middle[0, 0, 0, 0] == 4 * 32 + 4  # as tf.image.resize_image_with_crop_or_pad
     assert middle.shape == (1, 1, 24, 24)
+    odd = CenterCrop(4)(torch.arange(49).view(1, 1, 7, 7), draws(1))
+    assert odd[0, 0, 0, 0] == 1 * 7 + 1  # what can't be halved is left at the far side
     assert RandomCrop(24).shape((3, 32, 32)) == CenterCrop(24).shape((3, 32, 32)) == (3, 24, 24)
 
 
@@ -125,6 +127,28 @@ def test_keras_shifts_are_fractions_of_a_pixel_within_the_range() -> None:
     assert -2.8 <= float(right.min()) < -2.75
     assert float((right - right.round()).abs().mean()) > 0.2
     assert largest_difference(moved[:, 0, :, 0].min(), 0.0) < 1e-6  # nearest: the edge is repeated
+
+
+def test_height_and_width_have_their_own_ranges() -> None:
+    """Shifts are shares of each side; scales are drawn for each by itself; shear goes both ways."""
+    rows, columns = (
+        x.float().expand(1, 1, 20, 60).repeat(1000, 1, 1, 1) for x in (torch.arange(20)[:, None], torch.arange(60))
+    )
+    down = 10 - Affine(shift=0.1, fill="nearest")(rows, draws(1000))[:, 0, 10, 30]
+    right = 30 - Affine(shift=0.1, fill="nearest")(columns, draws(1000))[:, 0, 10, 30]
+    assert 1.9 < float(down.max()) <= 2.01
+    assert 5.8 < float(right.max()) <= 6.01
+    assert abs(float(torch.corrcoef(torch.stack([down, right]))[0, 1])) < 0.15
+    slopes = [Affine(scale=0.2, fill="nearest")(x, draws(1000))[:, 0] for x in (rows, columns)]
+    tall, wide = 1 / (slopes[0][:, 11, 30] - slopes[0][:, 10, 30]), 1 / (slopes[1][:, 10, 31] - slopes[1][:, 10, 30])
+    for scale in (tall, wide):
+        assert 0.79 < float(scale.min()) < 0.82
+        assert 1.18 < float(scale.max()) < 1.21
+    assert abs(float(torch.corrcoef(torch.stack([tall, wide]))[0, 1])) < 0.15
+    sheared = Affine(shear=0.3, fill="nearest")(columns, draws(1000))[:, 0]
+    slide = sheared[:, 11, 30] - sheared[:, 10, 30]
+    assert 0.28 < float(slide.max()) < 0.31
+    assert -0.31 < float(slide.min()) < -0.28
 
 
 def test_affine_ranges() -> None:

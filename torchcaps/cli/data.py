@@ -10,10 +10,19 @@ from typing import Any
 
 from torchcaps.cli.parser import Parser, add_fields
 from torchcaps.cli.tables import print_table, start_table
-from torchcaps.data import DataError, DataSpec, Request, create_dataset, create_pipeline, list_datasets
+from torchcaps.data import (
+    DataError,
+    DataSpec,
+    Folder,
+    Request,
+    create_dataset,
+    create_pipeline,
+    list_datasets,
+    list_pipelines,
+)
 from torchcaps.data.grid import draw_grid
 from torchcaps.data.place import data_root
-from torchcaps.data.registry import find_spec
+from torchcaps.data.registry import find_spec, is_folder
 from torchcaps.data.report import check_files, measure, presence, whole_problem
 from torchcaps.fields import known_name, listed
 
@@ -61,7 +70,9 @@ def _parser(prog: str, description: str, words: list[str]) -> tuple[Parser, list
     if not free:
         return parser, words, None
     name = free[0]
-    if name not in list_datasets() and Path(name).is_dir():
+    if is_folder(name):
+        if any(word.partition("=")[0] == "--data-dir" for word in words):
+            parser.error(f"give the folder of images once, as the name or as --data-dir, got {name!r} and --data-dir")
         place = words.index(name)
         words = [*words[:place], "folder", "--data-dir", name, *words[place + 1 :]]
         name = "folder"
@@ -124,7 +135,10 @@ def _listed(name: str, root: str | None) -> dict[str, Any]:
     else:
         size = f", {found.bytes / 1e6:,.0f} MB to get" if found.bytes else ", to get"
         here = (f"{listed(found.splits, 'and')} only" if found.splits else "no").replace("'", "") + size
-    return {"name": name, "image": image, "classes": spec.n_classes, "here": here, "what": spec.title}
+    usual = type(spec)()
+    changed = [f.name for f in dataclasses.fields(spec) if getattr(spec, f.name) != getattr(usual, f.name)]
+    what = spec.title + "".join(f", {field} {getattr(spec, field)}" for field in changed)
+    return {"name": name, "image": image, "classes": spec.n_classes, "here": here, "what": what}
 
 
 # get -------------------------------------------------------------------------------------------------------
@@ -147,10 +161,9 @@ def _get(words: list[str]) -> None:
         print(f"{flags.name}: comes with the package, there is nothing to get.")
         return
     place = wanted.place(Request(source, root=flags.data_dir))
-    for split in [flags.split] if flags.split else wanted.fetched:
-        for part in wanted.parts(split):
-            place.path(part)
-    print(f"{flags.name}: all files are in {place.home}.")
+    splits = [flags.split] if flags.split else wanted.fetched
+    paths = [place.path(part) for split in splits for part in wanted.chosen(split, place)]
+    print(f"{flags.name}: all files are in {' and '.join(sorted({str(path.parent) for path in paths}))}.")
 
 
 # check -----------------------------------------------------------------------------------------------------
@@ -166,7 +179,9 @@ def _check(words: list[str]) -> None:
     parser.add_argument("--json", action="store_true", help="for machines")
     flags, options = _options(parser, words, spec)
     spec = _chosen(parser, flags, options)
-    splits = [flags.split] if flags.split else list(spec.splits if flags.name == "folder" else spec.fetched)
+    splits = [flags.split] if flags.split else list(spec.fetched)
+    if isinstance(spec, Folder) and flags.split is None and flags.data_dir and Path(flags.data_dir).is_dir():
+        splits = list(spec.splits_of(Path(flags.data_dir)))
     found, problems = {}, []
     for split in splits:
         found[split], wrong = _checked(flags.name, split, flags.data_dir, options)
@@ -176,8 +191,10 @@ def _check(words: list[str]) -> None:
     else:
         for split, content in found.items():
             _show_check(split, content)
+    problems = list(dict.fromkeys(problems))
     if problems:
-        raise DataError(f"{problems[0]}{f' (and {len(problems) - 1} more problems)' if len(problems) > 1 else ''}")
+        more = f" (and {len(problems) - 1} more such problem{'s' if len(problems) > 2 else ''})" if problems[1:] else ""
+        raise DataError(f"{problems[0]}{more}")
 
 
 def _checked(name: str, split: str, root: str | None, options: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -199,7 +216,13 @@ def _checked(name: str, split: str, root: str | None, options: dict[str, Any]) -
 def _show_check(split: str, content: dict[str, Any]) -> None:
     print(f"{split}:")
     if content["files"]:
-        words = {"right": "right", "wrong": "WRONG", "missing": "MISSING", "unknown": "there, no checksum published"}
+        words = {
+            "right": "right",
+            "wrong": "WRONG",
+            "missing": "MISSING",
+            "unknown": "there, no checksum published",
+            "packed": "in its archive",
+        }
         table = start_table("file", "checksum", "where")
         for file in content["files"]:
             table.add_row(file["name"], words[file["state"]], file["path"] or "")
@@ -225,7 +248,8 @@ def _sample(words: list[str]) -> None:
     parser, words, spec = _parser("sample", description, words)
     parser.add_argument("--out", default="grid.png", help="where the picture goes: .png, .svg or .pdf")
     parser.add_argument("--split", default="train", help="which part of the data set")
-    parser.add_argument("--augmentation", default=None, help="how images are prepared, such as sabour2017.mnist")
+    known = ", ".join(list_pipelines())
+    parser.add_argument("--augmentation", default=None, help=f"how images are prepared, one of {known}")
     parser.add_argument("--page", type=int, default=0, help="another number, other images")
     flags, options = _options(parser, words, spec)
     if flags.page < 0:
@@ -235,6 +259,8 @@ def _sample(words: list[str]) -> None:
     train = flags.split == "train"
     if pipeline is not None:
         pipeline.shape(dataset.shape, train)  # says where a step doesn't fit
-        pipeline = pipeline.fit(dataset)
+        if not pipeline.fitted:
+            whole = dataset if train else create_dataset(flags.name, "train", flags.data_dir, **options)
+            pipeline = pipeline.fit(whole)
     draw_grid(dataset, Path(flags.out), pipeline, flags.augmentation or "", flags.page, train)
     print(f"{flags.out}: {dataset!r}"[:-1].replace("<", ""))

@@ -4,17 +4,21 @@ from torchcaps.data.affnist import AffNIST
 from torchcaps.data.affnist_style import AffNISTStyle
 from torchcaps.data.batch import Batch
 from torchcaps.data.cifar import CIFAR10, CIFAR100
+from torchcaps.data.colour import Brightness, Contrast, MeanImage, Normalize, Standardize
 from torchcaps.data.dataset import Dataset, ImageSet
 from torchcaps.data.digits import Digits
 from torchcaps.data.errors import DataError, MissingData
+from torchcaps.data.expanded import ExpandedMNIST
 from torchcaps.data.folder import Folder
+from torchcaps.data.geometry import Affine, CenterCrop, Flip, PadTo, RandomCrop, Shift
 from torchcaps.data.loader import Loader
 from torchcaps.data.mnist import MNIST, FashionMNIST
 from torchcaps.data.norb import SmallNORB
-from torchcaps.data.overlapping import DiverseMultiMNIST, ExpandedMNIST, MultiMNIST
+from torchcaps.data.overlapping import DiverseMultiMNIST, MultiMNIST
 from torchcaps.data.pipelines import Pipeline, create_pipeline, list_pipelines
 from torchcaps.data.registry import create_dataset, list_datasets, register
 from torchcaps.data.spec import DataSpec, Request
+from torchcaps.data.steps import Pixels, Step
 from torchcaps.data.svhn import SVHN
 
 __all__ = [
@@ -24,7 +28,11 @@ __all__ = [
     "SVHN",
     "AffNIST",
     "AffNISTStyle",
+    "Affine",
     "Batch",
+    "Brightness",
+    "CenterCrop",
+    "Contrast",
     "DataError",
     "DataSpec",
     "Dataset",
@@ -32,14 +40,23 @@ __all__ = [
     "DiverseMultiMNIST",
     "ExpandedMNIST",
     "FashionMNIST",
+    "Flip",
     "Folder",
     "ImageSet",
     "Loader",
+    "MeanImage",
     "MissingData",
     "MultiMNIST",
+    "Normalize",
+    "PadTo",
     "Pipeline",
+    "Pixels",
+    "RandomCrop",
     "Request",
+    "Shift",
     "SmallNORB",
+    "Standardize",
+    "Step",
     "create_dataset",
     "create_pipeline",
     "list_datasets",

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from torchcaps.data.batch import Batch
 from torchcaps.data.dataset import Dataset, ImageSet
-from torchcaps.data.draws import Draws
 from torchcaps.data.geometry import resampled, turned
 from torchcaps.data.made import MadeOfDigits
 from torchcaps.data.registry import register
@@ -44,6 +43,7 @@ class AffNISTStyle(MadeOfDigits):
 
     def check(self) -> None:
         """Refuse what turns a digit into nothing."""
+        super().check()
         check_range(self, "rotation", 0, 180)
         check_range(self, "shear", 0, 1)
         check_range(self, "scale", 0, 0.9)
@@ -74,7 +74,7 @@ class _Transformed(Dataset):
         """Return digits: that of an index is the same in every epoch."""
         spec, chosen = self.spec, index // self.spec.variants
         pixels = self.source.images[chosen].float()
-        draws = Draws(spec.seed, 0, index)
+        draws = self.spec.draws(index, self.split)
         angle, shear = draws.uniform(-spec.rotation, spec.rotation), draws.uniform(-spec.shear, spec.shear)
         tall, wide = (draws.uniform(1 - spec.scale, 1 + spec.scale) for _ in "yx")
         matrix = turned(angle, shear, tall, wide)

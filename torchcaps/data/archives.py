@@ -1,6 +1,7 @@
 """Archives, unpacked with care: one folder of one archive, whole or not at all, and never outside its place."""
 
 import gzip
+import lzma
 import os
 import shutil
 import stat
@@ -14,7 +15,18 @@ from typing import IO
 from torchcaps.data.errors import DataError
 from torchcaps.data.scratch import scratch
 
-__all__ = ["unpack"]
+__all__ = ["unpack", "whole_zip"]
+
+BROKEN = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError)
+
+
+def whole_zip(path: Path) -> bool:
+    """Return whether a file is a zip archive, all of whose members have their CRC."""
+    try:
+        with zipfile.ZipFile(path) as file:
+            return file.testzip() is None
+    except (*BROKEN, RuntimeError):
+        return False
 
 
 def unpack(archive: Path, folder: Path, wanted: str) -> None:
@@ -36,7 +48,9 @@ def unpack(archive: Path, folder: Path, wanted: str) -> None:
             if not (own / wanted).is_file():
                 raise DataError(f"{archive} has no {wanted}: it is not the archive it is named for")
             _move(own / top, folder / top)
-    except (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, EOFError, zlib.error) as error:
+    except DataError:
+        raise
+    except (*BROKEN, RuntimeError) as error:  # RuntimeError: encrypted, or packed in a way that Python doesn't know
         reason = (str(error).splitlines() or ["it ends too early"])[0].rstrip(":")
         raise DataError(f"{archive} is broken ({reason}): delete it, and it will be fetched again") from error
     except OSError as error:

@@ -11,8 +11,9 @@ from torchcaps.data.dataset import Dataset, ImageSet
 from torchcaps.data.errors import DataError
 from torchcaps.data.pickles import read_pickle
 from torchcaps.data.place import File, Member
+from torchcaps.data.reading import check_labels, whole_file
 from torchcaps.data.registry import register
-from torchcaps.data.spec import DataSpec, Request, check_labels
+from torchcaps.data.spec import DataSpec, Request
 
 __all__ = ["CIFAR10", "CIFAR100"]
 
@@ -89,9 +90,10 @@ class CIFAR10(DataSpec):
         """Return the files of one form."""
         return self._members("python" if self.form == "auto" else self.form, split)
 
-    def other_forms(self, split: str) -> tuple[tuple[Member, ...], ...]:
-        """Return the files of the binary form, where any will do."""
-        return (self._members("binary", split),) if self.form == "auto" else ()
+    def forms(self, split: str) -> tuple[tuple[Member, ...], ...]:
+        """Return the files of each form that will do."""
+        forms = ("binary", "python") if self.form == "auto" else (self.form,)
+        return tuple(self._members(form, split) for form in forms)
 
     def _members(self, form: str, split: str) -> tuple[Member, ...]:
         return tuple(Member(name, self.archives[form], md5) for name, md5 in self.members[form][split].items())
@@ -99,33 +101,22 @@ class CIFAR10(DataSpec):
     def load(self, request: Request) -> Dataset:
         """Read the files of one form."""
         place = self.place(request)
-        form = self.form
-        if form == "auto":  # a form that is there, unpacked or not, before one that must be fetched
-            there = [
-                form
-                for form in ("binary", "python")
-                if all(place.find(part) or place.find(part.archive) for part in self._members(form, request.split))
-            ]
-            form = there[0] if there else "python"
-        read = self._read_binary if form == "binary" else self._read_python
-        batches = [read(place.path(part)) for part in self._members(form, request.split)]
+        paths = [place.path(part) for part in self.chosen(request.split, place)]
+        batches = [(self._read_binary if path.suffix == ".bin" else self._read_python)(path) for path in paths]
         images, labels = (torch.cat(tensors) for tensors in zip(*batches, strict=True))
         return ImageSet(request.name, request.split, images, labels, self.names)
 
     def _read_binary(self, path: Path) -> tuple[Tensor, Tensor]:
         """Read records of one or two label bytes and 3,072 pixels, red before green before blue, row by row."""
         label, n_labels = self.label_byte()
-        try:
-            data = bytearray(path.read_bytes())
-        except OSError as error:
-            raise DataError(f"{path} can't be read: {error.strerror or error}") from error
+        data = whole_file(path)
         record = n_labels + PIXELS
         if not data or len(data) % record:
             rest = f"{len(data):,} bytes are no whole number of records of {record:,}"
             raise DataError(f"{path} is too short or too long: {rest}")
         records = torch.frombuffer(data, dtype=torch.uint8).view(-1, record)
         labels = records[:, label].long()
-        check_labels(int(labels.min()), int(labels.max()), len(self.names), path)
+        check_labels(labels, len(records), len(self.names), path)
         return records[:, n_labels:].reshape(-1, 3, 32, 32), labels
 
     def _read_python(self, path: Path) -> tuple[Tensor, Tensor]:
@@ -134,11 +125,11 @@ class CIFAR10(DataSpec):
         data, labels = content.get("data"), content.get(self.label_key)
         if not isinstance(data, Tensor) or data.ndim != 2 or data.shape[1] != PIXELS or not isinstance(labels, list):
             raise DataError(f"{path} is no file of CIFAR's Python form: 'data' [N, {PIXELS}] and '{self.label_key}'")
-        if len(data) != len(labels) or not all(isinstance(label, int) for label in labels):
-            raise DataError(f"{path} has {len(data):,} images and {len(labels):,} labels: it is broken")
-        if labels:
-            check_labels(min(labels), max(labels), len(self.names), path)
-        return data.view(-1, 3, 32, 32), torch.tensor(labels, dtype=torch.int64)
+        if not all(isinstance(label, int) for label in labels):
+            raise DataError(f"{path} has labels that are no numbers: it is broken")
+        numbers = torch.tensor(labels, dtype=torch.int64)
+        check_labels(numbers, len(data), len(self.names), path)
+        return data.view(-1, 3, 32, 32), numbers
 
 
 @dataclass(frozen=True)

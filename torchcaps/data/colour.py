@@ -108,6 +108,11 @@ class MeanImage(Step):
     scale: int = 255
     mean: Tensor | None = field(default=None, repr=False, compare=False)
 
+    @property
+    def fitted(self) -> bool:
+        """Whether the mean image is known."""
+        return self.mean is not None
+
     def fit(self, dataset: Dataset) -> Self:
         """Return the step with the mean image of a training set."""
         total = torch.zeros(dataset.shape, dtype=torch.int64)  # of bytes, so exact

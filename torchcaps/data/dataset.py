@@ -1,7 +1,6 @@
 """What a data set is: bytes and labels by index."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +21,8 @@ class Dataset(TorchDataset[tuple[Tensor, ...]]):
         n_objects: objects in an image; ``None``: any number, and labels are zeros and ones.
 
     It is an ordinary map-style data set too: ``dataset[i]`` is ``(image, label)`` with the image in 0..1, and for
-    several objects ``(image, labels, targets)``, so that torch's own ``DataLoader`` takes it.
+    several objects ``(image, labels, targets)``, so that torch's own ``DataLoader`` takes it. That one knows nothing of
+    epochs: images that are made anew in every epoch are those of epoch 0.
     """
 
     def __init__(
@@ -44,11 +44,17 @@ class Dataset(TorchDataset[tuple[Tensor, ...]]):
         raise TypeError(f"{type(self).__name__} does not say what its images are")
 
     def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        if not isinstance(index, int):
+            raise TypeError(f"index must be a whole number, got {index!r}; examples(indices) returns several")
         if not -len(self) <= index < len(self):
             raise IndexError(f"{self.name} has {len(self):,} images, got index {index}")
         batch = self.examples(torch.tensor([index % len(self)]))
         image, label = batch.images[0] / 255, batch.labels[0]
         return (image, label) if self.n_objects == 1 else (image, label, batch.targets[0] / 255)
+
+    def subset(self, indices: Tensor, split: str | None = None) -> "Dataset":
+        """Return the images at some places as a data set of their own, under another split's name if you like."""
+        return _Subset(self, indices, self.split if split is None else split)
 
     def __repr__(self) -> str:
         size = "x".join(map(str, self.shape))
@@ -73,6 +79,16 @@ class ImageSet(Dataset):
         classes: Sequence[str],
         info: Mapping[str, Tensor] | None = None,
     ) -> None:
+        if images.dtype != torch.uint8 or images.ndim != 4:
+            found = f"{images.dtype} of {list(images.shape)}"
+            raise ValueError(f"{name}: images must be bytes (torch.uint8) of [N, C, H, W], got {found}")
+        if labels.shape != images.shape[:1]:
+            raise ValueError(
+                f"{name}: labels must be one number for each of {len(images):,} images, got {list(labels.shape)}"
+            )
+        if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < len(classes):
+            found = f"{int(labels.min())} to {int(labels.max())}"
+            raise ValueError(f"{name}: labels must be 0 to {len(classes) - 1}, one for each class, got {found}")
         channels, height, width = images.shape[1:]
         super().__init__(name, split, (channels, height, width), classes)
         self.images, self.labels = images, labels.long()
@@ -86,8 +102,19 @@ class ImageSet(Dataset):
         images = self.images[index]
         return Batch(images, self.labels[index], images, index)
 
-    def subset(self, index: Tensor, **changes: Any) -> "ImageSet":
-        """Return the images at some places, as a data set of their own."""
-        info = {key: values[index] for key, values in self.info.items()}
-        given = {"name": self.name, "split": self.split, "classes": self.classes, "info": info} | changes
-        return ImageSet(images=self.images[index], labels=self.labels[index], **given)
+
+class _Subset(Dataset):
+    """Some images of a data set."""
+
+    def __init__(self, whole: Dataset, indices: Tensor, split: str) -> None:
+        super().__init__(whole.name, split, whole.shape, whole.classes, whole.n_objects)
+        if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < len(whole):
+            raise ValueError(f"indices must lie in 0..{len(whole) - 1}, the images of {whole.name}")
+        self.whole, self.chosen = whole, indices
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def examples(self, index: Tensor, epoch: int = 0) -> Batch:
+        """Return images in bytes."""
+        return self.whole.examples(self.chosen[index], epoch)._replace(indices=index)

@@ -6,6 +6,8 @@ number of workers. Here each number is a hash of its place (a counter-based gene
 of it is integer arithmetic on the CPU, so it is the same bit by bit everywhere.
 """
 
+import zlib
+
 import torch
 from torch import Tensor
 
@@ -39,18 +41,20 @@ class Draws:
     Args:
         seed, epoch: any whole numbers.
         index: the images' places in their data set, ``[B]``.
+        stream: what the numbers are for; those of different streams have nothing to do with each other.
 
     Every call takes the next number of each row, so who asks in the same order gets the same numbers. What is drawn for
     an image does not depend on the others of its batch:
 
     >>> Draws(0, 3, torch.tensor([5, 6, 7])).integers(-2, 2).tolist()
-    [-2, 2, -2]
+    [-1, 1, -1]
     >>> Draws(0, 3, torch.tensor([7])).integers(-2, 2).tolist()
-    [-2]
+    [-1]
     """
 
-    def __init__(self, seed: int, epoch: int, index: Tensor) -> None:
-        start = hashed(hashed(torch.tensor(seed)) + epoch)
+    def __init__(self, seed: int, epoch: int, index: Tensor, stream: str = "") -> None:
+        start = hashed(hashed(torch.tensor(seed)) + zlib.crc32(stream.encode()))
+        start = hashed(start + epoch)
         self._row = hashed(start + index.cpu())  # [B]
         self._column = 0
 

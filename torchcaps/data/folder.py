@@ -27,14 +27,15 @@ class Folder(DataSpec):
     that have one sub-folder a class.
 
     Without such folders the images of each class are split at random, but always in the same way: by a hash of their
-    names, so that new images hardly move the old ones. Decoded images are kept in your cache folder.
+    names, so that new images hardly move the old ones. Decoded images are kept in your cache folder for a month after
+    they were last used.
 
     Args:
         size: height and width in pixels; ``None``: as they are, where all have one size of at most 96, else squares of
             their median shorter side, at most 64.
         channels: ``"grey"``, ``"colour"``, or ``"auto"``: grey where all images are.
         fit: how an image of another shape is made to fit: ``"crop"`` its middle, ``"pad"`` it with black, or
-            ``"stretch"`` it. What is transparent becomes white.
+            ``"stretch"`` it. What is transparent becomes white; grey levels of 16 bits are divided by 257.
         broken: what to do about images that can't be read: ``"fail"``, or ``"skip"`` them with a warning.
         val, test: shares of the images that are held out where there are no folders for it.
         seed: of that split.
@@ -57,6 +58,7 @@ class Folder(DataSpec):
     def check(self) -> None:
         """Refuse sizes without pixels, and shares that leave nothing to learn from."""
         check_range(self, "size", 1, 4096)
+        check_range(self, "seed", -(2**63), 2**63 - 1)
         check_range(self, "val", 0, 1)
         check_range(self, "test", 0, 1)
         if self.val + self.test >= 1:
@@ -79,18 +81,30 @@ class Folder(DataSpec):
                 different = sorted(set(found) ^ set(classes))
                 raise DataError(f"folder: {root}/{name} has other classes than the rest: {listed(different, 'and')}")
         if len(classes) < 2:
-            raise DataError(f"folder: {root} has one class, {classes[0]!r}, and there is nothing to tell it from")
+            alone = classes[0].lower() in {name for names in SPLITS.values() for name in names}
+            advice = ": give it itself, or put another of train, val and test beside it" if alone else ""
+            raise DataError(
+                f"folder: {root} has one class, {classes[0]!r}, and there is nothing to tell it from{advice}"
+            )
         if by_split and request.split not in by_split:
             there = listed([folder.name for folder in by_split.values()], "and")
             raise DataError(f"folder: {root} has no folder for the split {request.split!r}: it has {there}")
         chosen = everything[request.split] if by_split else self._part(everything[""], request.split)
         files = [(path, number) for number, name in enumerate(classes) for path in chosen[name]]
         if not files:
-            raise DataError(f"folder: the split {request.split!r} of {root} is empty: its share is too small")
+            raise DataError(f"folder: the split {request.split!r} of {root} is empty: there are too few images for it")
         form = self._form([path for found in everything.values() for paths in found.values() for path in paths])
         images, kept = read_pictures([path for path, _ in files], form, self.broken == "skip", self.cache)
         labels = torch.tensor([number for _, number in files])[kept]
-        return ImageSet(request.name, request.split, images, labels, classes)
+        return ImageSet(root.resolve().name, request.split, images, labels, classes)
+
+    def splits_of(self, root: Path) -> tuple[str, ...]:
+        """Return the parts that a folder has."""
+        by_split = _split_folders(root)
+        if by_split is not None:
+            return tuple(by_split)
+        found = _by_class(root)
+        return tuple(split for split in self.splits if any(self._part(found, split).values()))
 
     def _form(self, paths: list[Path]) -> Form:
         """Return the form that all images, of all splits, are brought into."""
@@ -105,7 +119,7 @@ class Folder(DataSpec):
         """Return one part of each class's images, in the order of their hashes."""
         part = {}
         for name, paths in found.items():
-            mixed = sorted(paths, key=lambda path: sha256(f"{self.seed}/{name}/{path.name}".encode()).digest())
+            mixed = sorted(paths, key=lambda path: sha256(os.fsencode(f"{self.seed}/{_below(path, name)}")).digest())
             held = {}
             for other, share in (("test", self.test), ("val", self.val)):
                 count = round(share * len(mixed))
@@ -116,8 +130,15 @@ class Folder(DataSpec):
         return part
 
 
+def _below(path: Path, class_name: str) -> str:
+    """Return a file's path from its class's folder on."""
+    parts = path.parts
+    start = len(parts) - 1 - parts[::-1].index(class_name)
+    return "/".join(parts[start:])
+
+
 def _split_folders(root: Path) -> dict[str, Path] | None:
-    """Return the folders of the splits, where there is one for training and nothing but such folders."""
+    """Return the folders of the splits, where there is one for training and one for another."""
     folders = {path.name.lower(): path for path in _sub_folders(root)}
     found = {}
     for split, names in SPLITS.items():
@@ -125,19 +146,30 @@ def _split_folders(root: Path) -> dict[str, Path] | None:
             if name in folders:
                 found[split] = folders.pop(name)
                 break
-    return found if "train" in found and len(found) > 1 and not folders else None
+    if "train" not in found or len(found) < 2:
+        return None
+    for other in folders.values():
+        if _images_below(other):
+            names = listed([folder.name for folder in found.values()], "and")
+            raise DataError(f"folder: {other} has images but is no split: there are {names} beside it; move it away")
+    return found
 
 
 def _sub_folders(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    """Return the folders in a folder but for what programs put there, such as .git and __MACOSX."""
+    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith((".", "__")))
+
+
+def _images_below(folder: Path) -> list[Path]:
+    files = (p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and not p.name.startswith("."))
+    return sorted(path for path in files if path.is_file())
 
 
 def _by_class(folder: Path) -> dict[str, list[Path]]:
     """Return the image files below each sub-folder."""
     found = {}
     for sub_folder in _sub_folders(folder):
-        files = (p for p in sub_folder.rglob("*") if p.suffix.lower() in SUFFIXES and not p.name.startswith("."))
-        found[sub_folder.name] = sorted(path for path in files if path.is_file())
+        found[sub_folder.name] = _images_below(sub_folder)
         if not found[sub_folder.name]:
             kinds = ", ".join(sorted(SUFFIXES))
             raise DataError(f"folder: {sub_folder} is a class without images ({kinds}): fill it, or remove it")

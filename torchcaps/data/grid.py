@@ -1,6 +1,7 @@
 """A page of a data set to look at: images with their labels."""
 
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def draw_grid(
 
 def _some(dataset: Dataset, start: int, count: int) -> Batch:
     """Return images in a random order, from some place of it on."""
-    positions = (torch.arange(min(count, len(dataset))) + start) % len(dataset)
+    positions = (torch.arange(min(count, len(dataset))) + start % len(dataset)) % len(dataset)
     return dataset.examples(permuted(positions, len(dataset), seed=0, epoch=0))
 
 
@@ -132,7 +133,8 @@ def _write(rows: list[list[Tensor]], names: list[str], words: list[list[str]], t
     left = 0.13 * max([len(name) for name in names] + [0]) + 0.15  # inches, for the names
     inches = [side * scale / 100 for side in picture.shape[1:]]
     room = 0.25 + 0.17 * (1 + title.count("\n"))  # inches, for the title
-    figure = figures.Figure(figsize=(left + inches[1] + 0.1, inches[0] + room), dpi=100)
+    wide = max(left + inches[1] + 0.1, 0.2 + 0.09 * max(map(len, title.split("\n"))))
+    figure = figures.Figure(figsize=(wide, inches[0] + room), dpi=100)
     whole_width, whole_height = figure.get_size_inches()
     axes = figure.add_axes((left / whole_width, 0.05 / whole_height, inches[1] / whole_width, inches[0] / whole_height))
     top = 0
@@ -154,7 +156,9 @@ def _write(rows: list[list[Tensor]], names: list[str], words: list[list[str]], t
 def _save(figure: Any, out: Path) -> None:
     try:
         with scratch(out.parent) as own:
-            figure.savefig(own / out.name)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Glyph .* missing")  # a box for a letter is no reason to complain
+                figure.savefig(own / out.name)
             os.replace(own / out.name, out)
     except OSError as error:
         raise DataError(f"{out} can't be written: {error.strerror or error}") from error

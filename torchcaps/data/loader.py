@@ -26,7 +26,9 @@ class Loader:
     Args:
         dataset: what `create_dataset` returns.
         batch_size: images in a batch, those of all processes together.
-        pipeline: how images are prepared, or the name of a paper's way; see `list_pipelines`.
+        pipeline: how images are prepared, or the name of a paper's way; see `list_pipelines`. What it must know of the
+            training set (the mean image of Chen 2019) is found out here; give the loader of the test set the same,
+            ``pipeline=train_loader.pipeline``.
         train: whether to shuffle, and to use the pipeline's steps for training; by default for the split ``"train"``.
         seed: of order and augmentation.
         workers: processes that make batches ahead; 0 makes them when they are asked for.
@@ -57,18 +59,34 @@ class Loader:
         world: int = 1,
         drop_last: bool = False,
     ) -> None:
-        if world < 1 or not 0 <= rank < world:
+        if not isinstance(dataset, Dataset):
+            kind = type(dataset).__name__
+            advice = "; dataset.subset(indices) is a part of one" if kind == "Subset" else ""
+            raise TypeError(f"dataset must be what create_dataset returns, got a {kind}{advice}")
+        _check_whole(batch_size=batch_size, seed=seed, workers=workers, rank=rank, world=world)
+        if world < 1:
+            raise ValueError(f"world must be 1 or more, the number of processes, got {world}")
+        if not 0 <= rank < world:
             raise ValueError(f"rank must be one of the {world} processes, 0 to {world - 1}, got {rank}")
         if batch_size < world:
             raise ValueError(f"batch_size must be {world} or more, one image for each process, got {batch_size}")
         if workers < 0:
             raise ValueError(f"workers must be 0 or more, got {workers}")
-        if not -(2**63) <= seed < 2**63:
-            raise ValueError(f"seed must be a number of 64 bits, got {seed}")
         if not len(dataset):
             raise ValueError(f"{dataset.name}, split {dataset.split!r}, has no images")
+        if drop_last and len(dataset) < batch_size:
+            raise ValueError(f"drop_last leaves nothing: {len(dataset):,} images are no batch of {batch_size:,}")
+        if not isinstance(pipeline, Pipeline | str):
+            raise TypeError(f"pipeline must be a Pipeline([...]) or the name of one, got {pipeline!r}")
         self.dataset, self.batch_size, self.seed, self.workers = dataset, batch_size, seed, workers
         self.pipeline = create_pipeline(pipeline) if isinstance(pipeline, str) else pipeline
+        if not self.pipeline.fitted:
+            if dataset.split != "train":
+                raise ValueError(
+                    f"the pipeline {pipeline if isinstance(pipeline, str) else 'given'!r} must see the training set "
+                    "first: give that of its loader, pipeline=train_loader.pipeline"
+                )
+            self.pipeline = self.pipeline.fit(dataset)
         self.train = dataset.split == "train" if train is None else train
         self.shape: Shape = self.pipeline.shape(dataset.shape, self.train)
         self.device, self.rank, self.world, self.drop_last = torch.device(device), rank, world, drop_last
@@ -87,12 +105,14 @@ class Loader:
 
     def batch(self, epoch: int, number: int) -> Batch:
         """Return one batch of an epoch by its number: any of them, without those before."""
+        _check_whole(epoch=epoch, number=number)
         if not 0 <= number < len(self):
             raise IndexError(f"an epoch has {len(self):,} batches, got number {number}")
         return self._finished(self._fetched(epoch, number), epoch)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """Return the batches of an epoch, from number ``start`` on."""
+        _check_whole(epoch=epoch, start=start)
         if not 0 <= start <= len(self):
             raise ValueError(f"start must lie in 0..{len(self)}, the batches of an epoch, got {start}")
         numbers = range(start, len(self))
@@ -101,6 +121,8 @@ class Loader:
         return self._worked(epoch, numbers)
 
     def __iter__(self) -> Iterator[Batch]:
+        if self.train:
+            raise TypeError("which epoch? Each has its own order and augmentation: 'for batch in loader.epoch(number)'")
         return self.epoch(0)
 
     @property
@@ -114,13 +136,25 @@ class Loader:
         return self.pipeline(batch.to(self.device), self.seed, epoch, self.train)
 
     def _worked(self, epoch: int, numbers: range) -> Iterator[Batch]:
-        pinned = self.device.type == "cuda"
         loader = DataLoader(
-            _Batches(self, epoch), batch_size=None, sampler=numbers, num_workers=self.workers, pin_memory=pinned
+            _Batches(self, epoch),
+            batch_size=None,
+            sampler=numbers,
+            num_workers=self.workers,
+            pin_memory=self.device.type == "cuda",
+            generator=torch.Generator(),  # or it would take a number of torch's own, which dropout needs
         )
         for images, labels, targets, indices in loader:
             batch = Batch(images, labels, images if targets is None else targets, indices)
             yield batch if self._workers_augment else self._finished(batch, epoch)
+
+
+def _check_whole(**numbers: int) -> None:
+    for name, number in numbers.items():
+        if not isinstance(number, int) or isinstance(number, bool):
+            raise TypeError(f"{name} must be a whole number, got {number!r}")
+        if not -(2**63) <= number < 2**63:
+            raise ValueError(f"{name} must be a number of 64 bits, got {number}")
 
 
 class _Batches(TorchDataset[tuple[Tensor | None, ...]]):

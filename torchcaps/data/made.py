@@ -4,11 +4,16 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Literal
 
+from torch import Tensor
+
 from torchcaps.data.dataset import Dataset, ImageSet
+from torchcaps.data.draws import Draws
+from torchcaps.data.geometry import windows
 from torchcaps.data.registry import create_dataset
 from torchcaps.data.spec import DataSpec, Request
+from torchcaps.fields import check_range
 
-__all__ = ["MadeOfDigits"]
+__all__ = ["MadeOfDigits", "placed"]
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,21 @@ class MadeOfDigits(DataSpec):
         assert isinstance(source, ImageSet), "sources are stored"
         return self.make(request.name, source)
 
+    def check(self) -> None:
+        """Refuse seeds that are too long."""
+        check_range(self, "seed", -(2**63), 2**63 - 1)
+
+    def draws(self, index: Tensor, split: str, epoch: int = 0, what: str = "") -> Draws:
+        """Return the chance of images: another one for each kind of data set, split, and thing that is drawn."""
+        return Draws(self.seed, epoch, index, f"{type(self).__name__} {split} {what}")
+
     @abstractmethod
     def make(self, name: str, source: ImageSet) -> Dataset:
         """Return the data set over its digits."""
+
+
+def placed(digits: Tensor, down: Tensor, right: Tensor, canvas: int, most: int) -> Tensor:
+    """Return digits ``[B, 1, H, W]`` on a larger canvas, moved from its middle by up to ``most`` pixels."""
+    margin = (canvas - digits.shape[-1]) // 2
+    padding = margin + most
+    return windows(digits, most - down, most - right, (canvas, canvas), padding)

@@ -3,9 +3,12 @@
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from torchcaps.data.errors import DataError, extra
 
-__all__ = ["read_mat"]
+__all__ = ["as_tensor", "read_mat"]
 
 
 def read_mat(path: Path, name: str) -> Any:
@@ -19,3 +22,11 @@ def read_mat(path: Path, name: str) -> Any:
     if name not in content:
         raise DataError(f"{path} has no variable {name!r}: it is another .mat file")
     return content[name]
+
+
+def as_tensor(value: Any, path: Path, name: str) -> Tensor:
+    """Return a variable as a tensor; refuse what is no array of numbers."""
+    try:
+        return torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"{path} is broken: {name} is no array of numbers") from error

@@ -1,6 +1,5 @@
 """MNIST and Fashion-MNIST: IDX files, gzipped or not."""
 
-import math
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +11,9 @@ from torch import Tensor
 from torchcaps.data.dataset import Dataset, ImageSet
 from torchcaps.data.errors import DataError
 from torchcaps.data.place import File
-from torchcaps.data.reading import opened, rest_as_bytes, starting_bytes
+from torchcaps.data.reading import check_labels, opened, rest_as_bytes, starting_bytes
 from torchcaps.data.registry import register
-from torchcaps.data.spec import DataSpec, Request, check_labels
+from torchcaps.data.spec import DataSpec, Request
 
 __all__ = ["MNIST", "FashionMNIST", "read_idx"]
 
@@ -43,7 +42,8 @@ class MNIST(DataSpec):
     title: ClassVar[str] = "handwritten digits"
     counts: ClassVar[dict[str, int]] = {"train": 60_000, "test": 10_000}
     shape: ClassVar[tuple[int, int, int] | None] = (1, 28, 28)
-    folders: ClassVar[tuple[str, ...]] = ("mnist", "MNIST/raw", "mnist/raw", "MNIST", ".")
+    # not the data folder itself: Fashion-MNIST's files have the same names
+    folders: ClassVar[tuple[str, ...]] = ("mnist", "MNIST/raw", "mnist/raw", "MNIST")
     classes: ClassVar[tuple[str, ...]] = tuple("0123456789")
     mirrors: ClassVar[tuple[str, ...]] = (
         "https://ossci-datasets.s3.amazonaws.com/mnist/",
@@ -75,8 +75,7 @@ class MNIST(DataSpec):
         if len(images) != len(labels):
             counts = f"{len(images):,} images and {len(labels):,} labels"
             raise DataError(f"{image_file} and {label_file.name} don't belong together: {counts}")
-        if math.prod(labels.shape):
-            check_labels(int(labels.min()), int(labels.max()), len(self.classes), label_file)
+        check_labels(labels, len(images), len(self.classes), label_file)
         return ImageSet(request.name, request.split, images[:, None], labels.to(torch.int64), self.classes)
 
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from torchcaps.data.dataset import Dataset, ImageSet
 from torchcaps.data.errors import DataError
 from torchcaps.data.place import File
-from torchcaps.data.reading import opened, rest_as_bytes, starting_bytes
+from torchcaps.data.reading import check_labels, opened, rest_as_bytes, starting_bytes
 from torchcaps.data.registry import register
-from torchcaps.data.spec import DataSpec, Request, check_labels
+from torchcaps.data.spec import DataSpec, Request
 
 __all__ = ["SmallNORB", "read_matrix"]
 
@@ -119,12 +119,13 @@ class SmallNORB(DataSpec):
         if labels.shape != images.shape[:1] or info.shape != (len(images), 4):
             others = f"{label_file.name} and {info_file.name} have {len(labels):,} and {len(info):,} rows"
             raise DataError(f"{image_file} does not belong to the others: {len(images):,} pairs, {others}")
-        check_labels(int(labels.min()), int(labels.max()), 5, label_file)
+        check_labels(labels, len(images), 5, label_file)
         kept = self._kept(request.split, info)
         channels = {"both": slice(0, 2), "left": slice(0, 1), "right": slice(1, 2)}[self.view]
-        images, labels, info = images[kept, channels], labels[kept], info[kept]
-        columns: dict[str, Tensor] = dict(zip(self.known, info.unbind(1), strict=True))
-        return ImageSet(request.name, request.split, self._reduced(images), labels, self.classes, columns)
+        # in pieces: a second copy of all of it would be 450 MB
+        reduced = torch.cat([self._reduced(images[some, channels]) for some in kept.split(500)])
+        columns: dict[str, Tensor] = dict(zip(self.known, info[kept].unbind(1), strict=True))
+        return ImageSet(request.name, request.split, reduced, labels[kept], self.classes, columns)
 
     def _kept(self, split: str, info: Tensor) -> Tensor:
         """Return the places of the pairs whose viewpoints are wanted.
@@ -146,8 +147,7 @@ class SmallNORB(DataSpec):
             step = 96 // self.size
             return images[..., ::step, ::step].contiguous()
         size = (self.size, self.size)
-        pieces = (F.interpolate(some.float(), size, mode="bilinear") for some in images.split(500))
-        return torch.cat([piece.round().to(torch.uint8) for piece in pieces])
+        return F.interpolate(images.float(), size, mode="bilinear").round().to(torch.uint8)
 
 
 register("smallnorb", SmallNORB())

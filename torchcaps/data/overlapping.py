@@ -1,6 +1,6 @@
-"""Digits at random places, and digits over digits: expanded MNIST, MultiMNIST, DiverseMultiMNIST.
+"""Digits over digits: MultiMNIST and DiverseMultiMNIST.
 
-All are made when they are asked for, any image by its index, from the digits of one part of their source: training
+Both are made when they are asked for, any image by its index, from the digits of one part of their source: training
 images show training digits only, test images test digits only.
 """
 
@@ -13,31 +13,11 @@ from torch import Tensor
 from torchcaps.data.batch import Batch
 from torchcaps.data.dataset import Dataset, ImageSet
 from torchcaps.data.draws import Draws
-from torchcaps.data.geometry import windows
-from torchcaps.data.made import MadeOfDigits
+from torchcaps.data.made import MadeOfDigits, placed
 from torchcaps.data.registry import register
 from torchcaps.fields import check_range
 
-__all__ = ["DiverseMultiMNIST", "ExpandedMNIST", "MultiMNIST"]
-
-
-@dataclass(frozen=True)
-class ExpandedMNIST(MadeOfDigits):
-    """MNIST digits at random places of 40x40: what Sabour 2017, section 5.2, trains on to test on affNIST.
-
-    Args:
-        places: ``"random"``, one place for each digit, another in every training epoch; ``"all"``, each digit at each
-            of its 169 places, as the authors' code writes them.
-    """
-
-    title: ClassVar[str] = "MNIST at random places of 40x40"
-    shape: ClassVar[tuple[int, int, int] | None] = (1, 40, 40)
-
-    places: Literal["random", "all"] = "random"
-
-    def make(self, name: str, source: ImageSet) -> Dataset:
-        """Return the digits at their places."""
-        return _Expanded(name, source, self)
+__all__ = ["DiverseMultiMNIST", "MultiMNIST"]
 
 
 @dataclass(frozen=True)
@@ -69,6 +49,7 @@ class MultiMNIST(MadeOfDigits):
 
     def check(self) -> None:
         """Refuse what makes no images."""
+        super().check()
         check_range(self, "shift", 0, 36)
         check_range(self, "pairs", 1)
 
@@ -103,33 +84,13 @@ class DiverseMultiMNIST(MadeOfDigits):
 
     def check(self) -> None:
         """Refuse what is no probability."""
+        super().check()
         check_range(self, "single", 0, 1)
         check_range(self, "shift", 0, 36)
 
     def make(self, name: str, source: ImageSet) -> Dataset:
         """Return the images."""
         return _Diverse(name, source, self)
-
-
-class _Expanded(Dataset):
-    def __init__(self, name: str, source: ImageSet, spec: ExpandedMNIST) -> None:
-        super().__init__(name, source.split, (1, 40, 40), source.classes)
-        self.source, self.spec = source, spec
-        self.n_places = 13 if spec.places == "all" else 1  # each way
-
-    def __len__(self) -> int:
-        return len(self.source) * self.n_places**2
-
-    def examples(self, index: Tensor, epoch: int = 0) -> Batch:
-        """Return digits at their places."""
-        chosen, place = index // self.n_places**2, index % self.n_places**2
-        if self.spec.places == "all":
-            down, right = place // self.n_places - 6, place % self.n_places - 6
-        else:
-            draws = Draws(self.spec.seed, epoch if self.split == "train" else 0, index)
-            down, right = draws.integers(-6, 6), draws.integers(-6, 6)
-        images = _placed(self.source.images[chosen], down, right, 40, 6)
-        return Batch(images, self.source.labels[chosen], images, index)
 
 
 class _Pairs(Dataset):
@@ -143,9 +104,9 @@ class _Pairs(Dataset):
 
     def examples(self, index: Tensor, epoch: int = 0) -> Batch:
         """Return pairs: that of an index is the same in every epoch."""
-        base, draws = index // self.spec.pairs, Draws(self.spec.seed, 0, index)
+        base, draws = index // self.spec.pairs, self.spec.draws(index, self.split)
         top = self.partners.draw(base, draws)
-        own = Draws(self.spec.seed, 1, base) if self.spec.preset == "official" else draws
+        own = self.spec.draws(base, self.split, what="base") if self.spec.preset == "official" else draws
         first = _moved(self.source.images[base], own, self.shift)
         second = _moved(self.source.images[top], draws, self.shift)
         labels = torch.stack([self.source.labels[base], self.source.labels[top]], dim=1)
@@ -162,7 +123,7 @@ class _Diverse(Dataset):
 
     def examples(self, index: Tensor, epoch: int = 0) -> Batch:
         """Return images with one or two digits."""
-        draws = Draws(self.spec.seed, epoch if self.split == "train" else 0, index)
+        draws = self.spec.draws(index, self.split, epoch if self.split == "train" else 0)
         alone = draws.coins(self.spec.single)
         top = self.partners.draw(index, draws)
         first = _moved(self.source.images[index], draws, self.spec.shift)
@@ -196,15 +157,8 @@ class _Partners:
         return self.by_class[torch.where(place < self.start[own], place, place + self.count[own])]
 
 
-def _placed(digits: Tensor, down: Tensor, right: Tensor, canvas: int, most: int) -> Tensor:
-    """Return digits ``[B, 1, H, W]`` on a larger canvas, moved from its middle by up to ``most`` pixels."""
-    margin = (canvas - digits.shape[-1]) // 2
-    padding = margin + most
-    return windows(digits, most - down, most - right, (canvas, canvas), padding)
-
-
 def _moved(digits: Tensor, draws: Draws, most: int) -> Tensor:
-    return _placed(digits, draws.integers(-most, most), draws.integers(-most, most), 36, most)
+    return placed(digits, draws.integers(-most, most), draws.integers(-most, most), 36, most)
 
 
 def _merged(first: Tensor, second: Tensor) -> Tensor:
@@ -212,7 +166,6 @@ def _merged(first: Tensor, second: Tensor) -> Tensor:
     return first + torch.minimum(second, 255 - first)
 
 
-register("expanded-mnist", ExpandedMNIST())
 register("multimnist", MultiMNIST())
 register("multimnist-official", MultiMNIST(preset="official"))
 register("diverse-multimnist", DiverseMultiMNIST())

@@ -3,6 +3,7 @@
 import io
 import math
 import pickle
+import pickletools
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ __all__ = ["read_pickle"]
 class _Dtype:
     """Stands for ``numpy.dtype``: remembers which one."""
 
+    __slots__ = ("code",)
+
     def __init__(self, code: Any = "", *_: Any) -> None:
         self.code = code.decode() if isinstance(code, bytes) else code
 
@@ -27,36 +30,80 @@ class _Dtype:
 class _Array:
     """Stands for ``numpy.ndarray``: remembers shape, type and bytes, which are turned into a tensor at the end."""
 
+    __slots__ = ("columns_first", "data", "dtype", "shape")
+
     def __setstate__(self, state: Any) -> None:
         _, self.shape, self.dtype, self.columns_first, self.data = state
 
     def tensor(self) -> Tensor:
         """Return the array; only bytes are known."""
-        if self.dtype.code not in ("u1", "|u1") or self.columns_first or not isinstance(self.data, bytes):
+        if self.dtype.code not in ("u1", "|u1") or not isinstance(self.data, bytes):
             raise DataError(f"an array of {self.dtype.code!r}, where bytes were expected")
         if len(self.data) != math.prod(self.shape):
             raise DataError(f"an array of {self.shape} with {len(self.data):,} bytes")
-        return torch.frombuffer(bytearray(self.data), dtype=torch.uint8).view(*self.shape)
+        values = torch.frombuffer(bytearray(self.data), dtype=torch.uint8)
+        if self.columns_first:
+            return values.view(*self.shape[::-1]).permute(*reversed(range(len(self.shape)))).contiguous()
+        return values.view(*self.shape)
 
 
-def _reconstruct(*_: Any) -> _Array:
-    return _Array()
+class _Function:
+    """Stands for a function. Unlike a real one it has nothing that a pickle could set."""
+
+    __slots__ = ()
+
+    def __setstate__(self, state: Any) -> None:
+        raise pickle.UnpicklingError("it tries to change a function")
 
 
-def _encode(text: str, encoding: str = "latin1") -> bytes:
-    """What Python 3 writes into old pickles for bytes."""
-    if encoding != "latin1":
-        raise pickle.UnpicklingError(f"text in {encoding}")
-    return text.encode("latin1")
+class _Reconstruct(_Function):
+    """Stands for numpy's ``_reconstruct``."""
+
+    __slots__ = ()
+
+    def __call__(self, *_: Any) -> _Array:
+        return _Array()
+
+
+class _Encode(_Function):
+    """Stands for ``_codecs.encode``, which Python 3 writes into old pickles for bytes."""
+
+    __slots__ = ()
+
+    def __call__(self, text: str, encoding: str) -> bytes:
+        if encoding != "latin1":
+            raise pickle.UnpicklingError(f"text in {encoding}")
+        return text.encode("latin1")
 
 
 _KNOWN = {
-    ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
-    ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
+    ("numpy.core.multiarray", "_reconstruct"): _Reconstruct(),
+    ("numpy._core.multiarray", "_reconstruct"): _Reconstruct(),
     ("numpy", "ndarray"): _Array,
     ("numpy", "dtype"): _Dtype,
-    ("_codecs", "encode"): _encode,
+    ("_codecs", "encode"): _Encode(),
 }
+
+
+# What dictionaries, lists, numbers, strings and arrays are written with; nothing else is needed.
+_OPCODES = """
+PROTO FRAME STOP MARK NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 BINFLOAT STRING BINSTRING
+SHORT_BINSTRING BINBYTES SHORT_BINBYTES BINBYTES8 UNICODE BINUNICODE SHORT_BINUNICODE GLOBAL STACK_GLOBAL
+REDUCE BUILD EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_LIST LIST APPEND APPENDS EMPTY_DICT DICT SETITEM
+SETITEMS BINGET LONG_BINGET BINPUT LONG_BINPUT MEMOIZE GET PUT
+"""
+_MOST_TUPLES = 1000  # a few for each array; a million inside one another would exhaust Python's stack
+
+
+def _refuse_odd(data: bytes) -> None:
+    """Raise where a pickle does more than write down values, before any of it is read."""
+    known, n_tuples = set(_OPCODES.split()), 0
+    for opcode, _, _ in pickletools.genops(data):
+        if opcode.name not in known:
+            raise pickle.UnpicklingError(f"it has a {opcode.name}, which is not needed for images")
+        n_tuples += "TUPLE" in opcode.name
+    if n_tuples > _MOST_TUPLES:
+        raise pickle.UnpicklingError(f"it has {n_tuples:,} tuples, which are not needed for images")
 
 
 class _Reader(pickle.Unpickler):
@@ -74,7 +121,9 @@ def read_pickle(path: Path) -> dict[str, Any]:
     is looked up, and even for these there are stand-ins.
     """
     try:
-        content = _Reader(io.BytesIO(path.read_bytes()), encoding="bytes").load()
+        data = path.read_bytes()
+        _refuse_odd(data)
+        content = _Reader(io.BytesIO(data), encoding="bytes").load()
         if not isinstance(content, dict):
             raise DataError(f"it holds a {type(content).__name__}")
         readable = {key.decode() if isinstance(key, bytes) else key: value for key, value in content.items()}

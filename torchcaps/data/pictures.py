@@ -4,6 +4,7 @@ import concurrent.futures
 import json
 import os
 import statistics
+import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ __all__ = ["Form", "common_form", "read_pictures"]
 
 LARGEST_KEPT = 96  # images of one size stay as they are up to this
 LARGEST_SQUARE = 64  # and are otherwise reduced to squares of at most this
+ORIENTATION = 0x0112  # of EXIF: from 5 on, height and width change places
+UNUSED = 30 * 24 * 3600  # seconds after which kept images that nobody asked for are removed
 VERSION = 1  # of how images are read: a new one makes old caches worthless
 
 
@@ -50,7 +53,8 @@ def common_form(paths: Sequence[Path], fit: str) -> Form:
             with warnings.catch_warnings():
                 warnings.simplefilter("error", pillow.DecompressionBombWarning)
                 with pillow.open(path) as image:
-                    sizes.append((image.height, image.width))
+                    sideways = image.getexif().get(ORIENTATION, 1) >= 5
+                    sizes.append((image.width, image.height) if sideways else (image.height, image.width))
                     colour = colour or image.mode not in ("1", "L", "LA", "La", "I", "I;16", "I;16B", "F")
         except Exception as error:  # Pillow raises anything over a broken file
             problems[path] = error
@@ -76,8 +80,8 @@ def read_pictures(paths: Sequence[Path], form: Form, skip: bool, keep: bool) -> 
     if found is None:
         found, problems = _decoded(paths, form)
         _report(problems, len(paths), skip)
-        if cache is not None:
-            _store(cache, *found)
+        if cache is not None and not any(getattr(error, "errno", None) for error in problems.values()):
+            _store(cache, *found)  # what a disk failed to read today it may read tomorrow
     elif len(found[1]) < len(paths):
         missing = sorted(set(range(len(paths))) - set(found[1].tolist()))
         _report({paths[number]: DataError("could not be read the last time") for number in missing}, len(paths), skip)
@@ -130,16 +134,15 @@ def _picture(path: Path, form: Form) -> Tensor:
 
 
 def _eight_bits(image: Any) -> Any:
-    """Bring 16 bits a pixel down to 8; other kinds of numbers are refused."""
+    """Bring 16 bits a pixel down to 8, all images by one rule; other kinds of numbers are refused."""
     if image.mode == "F":
         raise DataError("its pixels are real numbers without a known range")
     if not image.mode.startswith("I"):
         return image
     image = image.convert("I")
-    most = image.getextrema()[1]
-    if most > 65535:
+    if image.getextrema()[1] > 65535:
         raise DataError("its pixels have more than 16 bits")
-    return (image if most <= 255 else image.point(lambda value: value * (1 / 257))).convert("L")
+    return image.point(lambda value: value * (1 / 257) + 0.5).convert("L")
 
 
 def _report(problems: dict[Path, Exception], n_files: int, skip: bool) -> None:
@@ -178,6 +181,7 @@ def _cached(cache: Path, n_files: int, form: Form) -> tuple[Tensor, Tensor] | No
         content = torch.load(cache, weights_only=True, mmap=True)
         images, kept = content["images"], content["kept"]
         whole = images.shape == (len(kept), form.channels, *form.size) and images.dtype == torch.uint8
+        os.utime(cache)  # it is in use
         return (images, kept) if whole and 0 < len(kept) <= n_files and int(kept.max()) < n_files else None
     except Exception:  # whatever it is, it is not ours: it is made again
         return None
@@ -189,5 +193,8 @@ def _store(cache: Path, images: Tensor, kept: Tensor) -> None:
         with scratch(cache.parent) as own:
             torch.save({"images": images, "kept": kept}, own / cache.name)
             os.replace(own / cache.name, cache)
+        for other in cache.parent.glob("*.pt"):
+            if time.time() - other.stat().st_mtime > UNUSED:
+                other.unlink(missing_ok=True)
     except (OSError, RuntimeError) as error:
         warnings.warn(f"folder: the images can't be kept in {cache.parent} for the next time: {error}", stacklevel=2)

@@ -23,7 +23,7 @@ class Pipeline:
 
     Args:
         train: steps for training images.
-        test: steps for all others; they should leave nothing to chance.
+        test: steps for all others, which should leave nothing to chance: crops in the middle, the same colours.
 
     Bytes become numbers in 0..1 before the first step, unless a list names `Pixels` itself. Targets of a decoder go
     through the steps that move images and not through those that change colours.
@@ -37,7 +37,10 @@ class Pipeline:
 
     def __post_init__(self) -> None:
         for name in ("train", "test"):
-            steps = tuple(getattr(self, name))
+            steps = getattr(self, name)
+            if not isinstance(steps, list | tuple):
+                raise TypeError(f"Pipeline: {name} must be a list of steps such as [Shift(2)], got {steps!r}")
+            steps = tuple(steps)
             for step in steps:
                 if not isinstance(step, Step):
                     raise TypeError(f"Pipeline: {name} must be a list of steps such as Shift(2), got {step!r}")
@@ -55,6 +58,11 @@ class Pipeline:
             shape = step.shape(shape)
         return shape
 
+    @property
+    def fitted(self) -> bool:
+        """Whether all steps know what they have to know of the training set."""
+        return all(step.fitted for step in self.steps(True) + self.steps(False))
+
     def fit(self, dataset: Dataset) -> "Pipeline":
         """Return the pipeline with what it has to know of the training set, such as its mean image."""
         fitted = {step: step.fit(dataset) for step in self.steps(True) + self.steps(False)}
@@ -62,7 +70,7 @@ class Pipeline:
 
     def __call__(self, batch: Batch, seed: int = 0, epoch: int = 0, train: bool = True) -> Batch:
         """Prepare a batch of bytes; chance depends on seed, epoch and the images' index alone."""
-        draws = Draws(seed, epoch, batch.indices)
+        draws = Draws(seed, epoch, batch.indices, "pipeline")
         images, targets = batch.images, batch.targets
         for step in self.steps(train):
             if not step.targets_too:
@@ -138,4 +146,4 @@ def create_pipeline(name: str) -> Pipeline:
     >>> create_pipeline("sabour2017.mnist").train
     (Pixels(scale=255), Shift(most=2))
     """
-    return PIPELINES[known_name(name, PIPELINES, "augmentation")]
+    return PIPELINES[name and known_name(name, list_pipelines(), "augmentation")]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torchcaps.data.archives import unpack
 from torchcaps.data.download import download
-from torchcaps.data.errors import MissingData, extra
+from torchcaps.data.errors import DataError, MissingData, extra
 
 __all__ = ["File", "Member", "Place", "cache_root", "checksum_matches", "data_root"]
 
@@ -42,13 +42,11 @@ class Member:
         name: its path in the archive, as ``cifar-10-batches-bin/test_batch.bin``.
         archive: where it comes from.
         checksum: of the member itself, where it is known.
-        also: other paths that it goes by.
     """
 
     name: str
     archive: File
     checksum: str = ""
-    also: tuple[str, ...] = ()
 
 
 def data_root(root: str | os.PathLike[str] | None = None) -> Path:
@@ -88,8 +86,13 @@ class Place:
 
     def find(self, part: File | Member) -> Path | None:
         """Return where a file lies, or ``None``."""
-        paths = (self.root / folder / name for name in (part.name, *part.also) for folder in self.folders)
+        names = (part.name, *part.also) if isinstance(part, File) else (part.name,)
+        paths = (self.root / folder / name for name in names for folder in self.folders)
         return next((path for path in paths if path.is_file()), None)
+
+    def has(self, part: File | Member) -> bool:
+        """Return whether a file is there, or the archive that it comes in."""
+        return self.find(part) is not None or (isinstance(part, Member) and self.find(part.archive) is not None)
 
     def path(self, part: File | Member) -> Path:
         """Return where a file lies; it is unpacked or fetched if need be."""
@@ -99,11 +102,11 @@ class Place:
         if isinstance(part, Member):
             archive = self.path(part.archive) if self.fetch else self.find(part.archive)
             if archive is None:
-                raise self._missing(part.name, "downloading was not asked for")
+                raise self._missing(part.name)
             unpack(archive, self.home, part.name)
             return self.home / part.name
         if not self.fetch:
-            raise self._missing(part.name, "downloading was not asked for")
+            raise self._missing(part.name)
         try:
             return download(part.name, self._addresses(part), part.checksum, self.home)
         except MissingData as error:
@@ -111,14 +114,17 @@ class Place:
 
     def _addresses(self, file: File) -> list[str]:
         own = os.environ.get(MIRROR, "").rstrip("/")
+        if own and not own.startswith(("http://", "https://")):
+            raise DataError(f"{MIRROR} must be an address such as https://example.org/data, got {own!r}")
         mirrors = (f"{own}/{self.folders[0]}/", *file.mirrors) if own else file.mirrors
         return [mirror + file.name for mirror in mirrors]
 
-    def _missing(self, name: str, reason: str) -> MissingData:
+    def _missing(self, name: str, reason: str = "") -> MissingData:
+        tried = f" and could not be fetched ({reason})" if reason else ""
+        fetch = "" if reason else f"'torchcaps data get {self.dataset}' fetches it; or "
         return MissingData(
-            f"{self.dataset}: {name} is missing and could not be fetched ({reason}): "
-            f"put it into {self.home}, or name the folder that has it by --data-dir, root= or {VARIABLE}; "
-            "the data set 'digits' needs no file"
+            f"{self.dataset}: {name} is missing{tried}: {fetch}put it into {self.home}, or name the folder that has it "
+            f"by --data-dir, root= or {VARIABLE}; the data set 'digits' needs no file"
         )
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torchcaps.data.errors import DataError
 
-__all__ = ["opened", "rest_as_bytes", "starting_bytes"]
+__all__ = ["check_labels", "opened", "rest_as_bytes", "starting_bytes", "whole_file"]
 
 PIECE = 1 << 20
 GZIP_RATIO = 1032  # a byte of a gzipped file stands for at most so many
@@ -50,7 +50,7 @@ def starting_bytes(file: IO[bytes], count: int, path: Path) -> bytes:
 def rest_as_bytes(file: IO[bytes], shape: Sequence[int], path: Path) -> Tensor:
     """Return the rest of a file as bytes of a shape; raise where there is more or less of it."""
     wanted = math.prod(shape)
-    if min(shape) < 0 or wanted > GZIP_RATIO * os.path.getsize(path):
+    if wanted > GZIP_RATIO * os.path.getsize(path):
         raise DataError(f"{path} is too short: its header speaks of {'x'.join(map(str, shape))} bytes")
     data = bytearray(wanted)
     view, filled = memoryview(data), 0
@@ -62,3 +62,20 @@ def rest_as_bytes(file: IO[bytes], shape: Sequence[int], path: Path) -> Tensor:
     if file.read(1):
         raise DataError(f"{path} is too long: more than the {wanted:,} bytes that its header speaks of")
     return torch.frombuffer(data, dtype=torch.uint8).view(*shape) if wanted else torch.empty(*shape, dtype=torch.uint8)
+
+
+def whole_file(path: Path) -> bytearray:
+    """Return all bytes of a file."""
+    try:
+        return bytearray(path.read_bytes())
+    except OSError as error:
+        raise DataError(f"{path} can't be read: {error.strerror or error}") from error
+
+
+def check_labels(labels: Tensor, n_images: int, n_classes: int, path: Path) -> None:
+    """Raise where there are more or fewer labels than images, or where one is no class."""
+    if len(labels) != n_images:
+        raise DataError(f"{path} has {n_images:,} images and {len(labels):,} labels: it is broken")
+    if n_images and not 0 <= int(labels.min()) <= int(labels.max()) < n_classes:
+        wrong = int(labels.min()) if labels.min() < 0 else int(labels.max())
+        raise DataError(f"{path} has a label {wrong}, and the classes are 0 to {n_classes - 1}: it is broken")

@@ -2,13 +2,14 @@
 
 import dataclasses
 import os
+import warnings
 from typing import Any
 
 from torchcaps.data.dataset import Dataset
 from torchcaps.data.spec import DataSpec, Request
 from torchcaps.fields import known_name, listed, refuse_unknown
 
-__all__ = ["REGISTRY", "create_dataset", "find_spec", "list_datasets", "register"]
+__all__ = ["REGISTRY", "create_dataset", "find_spec", "is_folder", "list_datasets", "register"]
 
 REGISTRY: dict[str, DataSpec] = {}
 
@@ -33,9 +34,16 @@ def list_datasets() -> list[str]:
 
 def find_spec(name: str, **options: Any) -> DataSpec:
     """Return what a name stands for, with other values for some of its options."""
+    if isinstance(name, str) and name not in REGISTRY and (os.sep in name or name.startswith((".", "~"))):
+        raise ValueError(f"{name} is no folder, and no data set has that name")
     spec = REGISTRY[known_name(name, REGISTRY, "data set")]
     refuse_unknown(type(spec), options, name)
     return dataclasses.replace(spec, **options)
+
+
+def is_folder(name: object) -> bool:
+    """Return whether what stands in the place of a name is a folder of images."""
+    return name not in REGISTRY and isinstance(name, str | os.PathLike) and os.path.isdir(os.path.expanduser(name))
 
 
 def create_dataset(
@@ -59,11 +67,16 @@ def create_dataset(
     >>> create_dataset("digits", split="test")
     <digits, test: 1,000 images of 1x28x28, 10 classes>
     """
-    if name not in REGISTRY and isinstance(name, str | os.PathLike) and os.path.isdir(name):
+    if is_folder(name):
         if root is not None:
             raise ValueError(f"give the folder of images once, got {os.fspath(name)!r} and root {os.fspath(root)!r}")
         name, root = "folder", name
     spec = find_spec(name, **options)
     if split not in spec.splits:
         raise ValueError(f"{name} has no split {split!r}: it has {listed(spec.splits, 'and')}")
-    return spec.load(Request(name, split, root, download))
+    dataset = spec.load(Request(name, split, root, download))
+    wanted = spec.length(split)
+    if wanted is not None and len(dataset) != wanted:
+        counts = f"{len(dataset):,} images, it should have {wanted:,}"
+        warnings.warn(f"{name}: the split {split!r} has {counts}: see 'torchcaps data check {name}'", stacklevel=2)
+    return dataset

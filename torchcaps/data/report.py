@@ -1,5 +1,6 @@
 """What is there of a data set, whether it is whole, and what its images are like."""
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,10 +11,10 @@ import torch
 from torchcaps.data.dataset import Dataset
 from torchcaps.data.errors import DataError
 from torchcaps.data.order import permuted
-from torchcaps.data.place import File, checksum_matches
+from torchcaps.data.place import File, Member, checksum_matches
 from torchcaps.data.progress import tracked
 from torchcaps.data.registry import create_dataset, find_spec
-from torchcaps.data.spec import DataSpec, Request
+from torchcaps.data.spec import Request
 
 __all__ = ["FileState", "Numbers", "Presence", "check_files", "measure", "presence", "whole_problem"]
 
@@ -27,7 +28,8 @@ class FileState:
     Args:
         name: its official name.
         path: where it lies, or ``None``.
-        state: ``"right"``, ``"wrong"`` (another checksum), ``"missing"`` or ``"unknown"`` (none was published for it).
+        state: ``"right"``, ``"wrong"`` (another checksum), ``"missing"``, ``"unknown"`` (none was published for it) or
+            ``"packed"`` (still in its archive).
     """
 
     name: str
@@ -62,8 +64,8 @@ def presence(name: str, root: Any = None) -> Presence:
     place = spec.place(Request(name, root=root, download=False))
     there, missing, wanted = [], [], {}
     for split in spec.fetched:
-        lacking = [part for part in spec.parts(split) if place.find(part) is None]
-        if lacking and not _readable(spec, name, split, root):
+        lacking = [part for part in spec.chosen(split, place) if not place.has(part)]
+        if lacking:
             missing.append(split)
             archives = [part if isinstance(part, File) else part.archive for part in lacking]
             wanted |= {file.name: file.size for file in archives}
@@ -72,27 +74,20 @@ def presence(name: str, root: Any = None) -> Presence:
     return Presence(tuple(there), tuple(missing), sum(wanted.values()), place.home)
 
 
-def _readable(spec: DataSpec, name: str, split: str, root: Any) -> bool:
-    """Return whether a part is there in another form than the one that is fetched."""
-    place = spec.place(Request(name, split, root, download=False))
-    return any(all(place.find(part) is not None for part in parts) for parts in spec.other_forms(split))
-
-
 def check_files(name: str, split: str, root: Any = None, **options: Any) -> Iterator[FileState]:
     """Hold the files of a part against their published checksums."""
     spec = find_spec(name, **options)
     if spec.made_from:
         yield from check_files(spec.made_from, split, root)
         return
-    place = spec.place(Request(name, split, root, download=False)) if spec.folders else None
-    parts = spec.parts(split)
-    if place is not None and any(place.find(part) is None for part in parts):
-        others = (form for form in spec.other_forms(split) if all(place.find(part) is not None for part in form))
-        parts = next(others, parts)
-    for part in parts:
-        path = place.find(part) if place is not None else None
+    if not spec.folders:
+        return
+    place = spec.place(Request(name, split, root, download=False))
+    for part in spec.chosen(split, place):
+        path = place.find(part)
         if path is None:
-            yield FileState(part.name, None, "missing")
+            archive = place.find(part.archive) if isinstance(part, Member) else None
+            yield FileState(part.name, archive, "packed" if archive else "missing")
         elif not part.checksum or path.name != Path(part.name).name:  # an unpacked file has no published checksum
             yield FileState(part.name, path, "unknown")
         else:
@@ -150,7 +145,9 @@ def whole_problem(name: str, split: str, root: Any = None, **options: Any) -> tu
     """Read a part; return it, and what is wrong with it: nothing, or one sentence."""
     spec = find_spec(name, **options)
     try:
-        dataset = create_dataset(name, split, root, download=False, **options)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*it should have")  # it is said below
+            dataset = create_dataset(name, split, root, download=False, **options)
     except DataError as error:
         return None, str(error)
     wanted = spec.length(split)

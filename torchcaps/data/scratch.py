@@ -1,13 +1,14 @@
 """A folder of one's own beside where files will stand, so that they can be moved into place whole."""
 
 import contextlib
+import os
 import shutil
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["scratch"]
+__all__ = ["into_place", "scratch"]
 
 PREFIX = ".torchcaps-"
 STALE = 24 * 3600  # seconds after which what a killed process left behind is swept away
@@ -16,10 +17,30 @@ STALE = 24 * 3600  # seconds after which what a killed process left behind is sw
 @contextlib.contextmanager
 def scratch(folder: Path) -> Iterator[Path]:
     """Make a folder of one's own in a folder, and remove it afterwards; what others left long ago is swept away."""
-    folder.mkdir(parents=True, exist_ok=True)
+    own = _own_folder(folder)
     for left in folder.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):  # another process may sweep as well
             if time.time() - left.stat().st_mtime > STALE:
                 shutil.rmtree(left)
-    with tempfile.TemporaryDirectory(prefix=PREFIX, dir=folder, ignore_cleanup_errors=True) as own:
-        yield Path(own)
+    try:
+        yield own
+    finally:
+        shutil.rmtree(own, ignore_errors=True)
+
+
+def _own_folder(folder: Path) -> Path:
+    for _ in range(10):
+        folder.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # another process removed the folder, since nothing was in it
+            return Path(tempfile.mkdtemp(prefix=PREFIX, dir=folder))
+    raise FileNotFoundError(2, "it is removed again and again", str(folder))
+
+
+def into_place(source: Path, target: Path) -> None:
+    """Move a file to where it belongs, once it is on the disk, readable by whom the user's other files are."""
+    with source.open("rb") as file:
+        os.fsync(file.fileno())
+    mask = os.umask(0)
+    os.umask(mask)
+    source.chmod(0o666 & ~mask)
+    os.replace(source, target)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from torchcaps.data.dataset import Dataset
-from torchcaps.data.errors import DataError
 from torchcaps.data.place import File, Member, Place, data_root
 from torchcaps.fields import check_fields
 
@@ -78,9 +77,14 @@ class DataSpec(ABC):
         """Return the files that a part needs, in the form in which they are fetched."""
         return ()
 
-    def other_forms(self, split: str) -> tuple[tuple[File | Member, ...], ...]:
-        """Return the files that a part can be read from as well, where there are other forms than the fetched one."""
-        return ()
+    def forms(self, split: str) -> tuple[tuple[File | Member, ...], ...]:
+        """Return the forms that a part can be read from, the one that is preferred first."""
+        return (self.parts(split),)
+
+    def chosen(self, split: str, place: Place) -> tuple[File | Member, ...]:
+        """Return the files to read: those of the first form that is there, else those that are to be fetched."""
+        whole = (form for form in self.forms(split) if all(place.has(part) for part in form))
+        return next(whole, self.parts(split))
 
     def place(self, request: Request) -> Place:
         """Return where its files lie."""
@@ -89,10 +93,3 @@ class DataSpec(ABC):
     @abstractmethod
     def load(self, request: Request) -> Dataset:
         """Read it."""
-
-
-def check_labels(labels_least: int, labels_most: int, n_classes: int, path: object) -> None:
-    """Raise where class numbers are out of range."""
-    if labels_least < 0 or labels_most >= n_classes:
-        wrong = labels_least if labels_least < 0 else labels_most
-        raise DataError(f"{path} has a label {wrong}, and the classes are 0 to {n_classes - 1}: it is broken")

@@ -36,6 +36,11 @@ class Step:
         """Return the shape of the images that come out of it."""
         return shape
 
+    @property
+    def fitted(self) -> bool:
+        """Whether it knows all that it has to know of the training set."""
+        return True
+
     def fit(self, dataset: Dataset) -> Self:
         """Return the step with what it has to know of the training set; most know enough."""
         return self

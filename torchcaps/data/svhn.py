@@ -9,10 +9,11 @@ from torch import Tensor
 
 from torchcaps.data.dataset import Dataset, ImageSet
 from torchcaps.data.errors import DataError
-from torchcaps.data.matlab import read_mat
+from torchcaps.data.matlab import as_tensor, read_mat
 from torchcaps.data.place import File
+from torchcaps.data.reading import check_labels
 from torchcaps.data.registry import register
-from torchcaps.data.spec import DataSpec, Request, check_labels
+from torchcaps.data.spec import DataSpec, Request
 
 __all__ = ["SVHN"]
 
@@ -51,25 +52,22 @@ class SVHN(DataSpec):
         """Read the files."""
         place = self.place(request)
         read = [_read(place.path(part)) for part in self.parts(request.split)]
-        images, labels = (torch.cat(tensors) for tensors in zip(*read, strict=True))
+        images, labels = read[0] if len(read) == 1 else (torch.cat(tensors) for tensors in zip(*read, strict=True))
         return ImageSet(request.name, request.split, images, labels, [str(digit) for digit in range(10)])
 
 
 def _read(path: Path) -> tuple[Tensor, Tensor]:
     """Read ``X`` [32, 32, 3, N] and ``y`` [N], where 10 stands for the digit 0."""
-    pixels, labels = read_mat(path, "X"), read_mat(path, "y")
-    shape = getattr(pixels, "shape", ())
-    if len(shape) == 3:  # a single image
+    pixels, labels = (as_tensor(read_mat(path, name), path, name) for name in ("X", "y"))
+    if pixels.ndim == 3:  # a single image
         pixels = pixels[..., None]
-        shape = pixels.shape
-    if shape[:3] != (32, 32, 3) or str(pixels.dtype) != "uint8":
-        raise DataError(f"{path} is not SVHN's: X must be bytes of 32x32x3xN, got {pixels.dtype} of {shape}")
-    images = torch.from_numpy(pixels).permute(3, 2, 0, 1).contiguous()  # [N, 3, 32, 32]
-    numbers = torch.as_tensor(labels).reshape(-1).long()
-    if len(numbers) != len(images):
-        raise DataError(f"{path} has {len(images):,} images and {len(numbers):,} labels: it is broken")
+    if pixels.ndim != 4 or pixels.shape[:3] != (32, 32, 3) or pixels.dtype != torch.uint8:
+        found = f"{pixels.dtype} of {list(pixels.shape)}"
+        raise DataError(f"{path} is not SVHN's: X must be bytes of 32x32x3xN, got {found}")
+    images = pixels.permute(3, 2, 0, 1).contiguous()  # [N, 3, 32, 32]
+    numbers = labels.reshape(-1).long()
     numbers = torch.where(numbers == 10, 0, numbers)
-    check_labels(int(numbers.min()), int(numbers.max()), 10, path)
+    check_labels(numbers, len(images), 10, path)
     return images, numbers
 
 
