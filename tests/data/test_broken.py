@@ -101,6 +101,7 @@ def evil_pickles(victim: Path) -> dict[str, bytes]:
         "a name with dots": b"\x80\x04\x8c\x05numpy\x8c\x0edtype.__init__\x93.",
         # BUILD with a state of attributes for what stands for a function
         "a function's defaults": b"\x80\x02}(U\x04datac_codecs\nencode\nN}U\x0c__defaults__U\x04utf8\x85s\x86bu.",
+        "memory without end": b"\x80\x02}r" + struct.pack("<I", 100_000_000) + b".",
         "tuples without end": b"\x80\x02}(" + b"K\x01" + b"\x85" * 3_000_000 + b"K\x01u.",
         "an object": b"\x80\x02cnumpy\ndtype\n)\x81.",
         "numpy.load": b"\x80\x02cnumpy\nload\nU\x01x\x85R.",

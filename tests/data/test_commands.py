@@ -1,6 +1,7 @@
 """`torchcaps data` as a person and as a script would use it, and the pictures that it draws."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -200,6 +201,25 @@ def test_check_looks_at_the_splits_that_a_folder_has(capsys: pytest.CaptureFixtu
     for name in "ab":
         picture(tmp_path / "single" / name / "1.png")
     assert list(json.loads(run(capsys, "check", str(tmp_path / "single"), "--json"))) == ["train"]
+
+
+def test_a_folder_that_has_the_name_of_a_flags_value(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "ab":
+        picture(tmp_path / "train" / name / "1.png")
+    monkeypatch.chdir(tmp_path)
+    assert "train, train: 2 images" in run(capsys, "sample", "--split", "train", "train")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert list(json.loads(run(capsys, "check", "~/train", "--json"))) == ["train"]
+
+
+def test_drawing_leaves_the_users_own_folders_alone(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for name in (".torchcaps-notes", ".torchcaps-scratch-mine"):
+        (tmp_path / name).mkdir()
+        os.utime(tmp_path / name, (0, 0))
+    run(capsys, "sample", "digits", "--out", str(tmp_path / "grid.png"))
+    assert len(list(tmp_path.glob(".torchcaps-*"))) == 2
 
 
 def test_a_page_far_away_and_a_title_longer_than_its_picture(

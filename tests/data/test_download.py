@@ -105,12 +105,12 @@ def test_two_processes_at_once_do_each_other_no_harm(tmp_path: Path, server: tup
 def test_a_killed_download_leaves_nothing_that_passes_for_a_file(tmp_path: Path, server: tuple[str, list[str]]) -> None:
     process = start(server[0], tmp_path)
     deadline = time.time() + 60
-    while not any(path.stat().st_size for path in tmp_path.glob(".torchcaps-*/*")) and time.time() < deadline:
+    while not any(path.stat().st_size for path in tmp_path.glob(".torchcaps-scratch-*/*")) and time.time() < deadline:
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     process.wait(timeout=60)
     (left,) = os.listdir(tmp_path)
-    assert left.startswith(".torchcaps-")
+    assert left.startswith(".torchcaps-scratch-")
     os.utime(tmp_path / left, (0, 0))  # long ago
     assert download("data.bin", [f"{server[0]}/good/data.bin"], CHECKSUM, tmp_path).read_bytes() == DATA
     assert os.listdir(tmp_path) == ["data.bin"]  # what was left is swept away
@@ -242,4 +242,7 @@ def test_offline_says_which_file_is_missing_where_it_goes_and_what_needs_none(
     assert "127.0.0.1:9 can't be reached; nowhere.invalid can't be reached" in sentence
     assert f"put it into {tmp_path / 'mnist'}" in sentence
     assert "the data set 'digits' needs no file" in sentence
+    assert os.listdir(tmp_path) == []
+    with pytest.raises(MissingData):
+        create_dataset("mnist", "test", tmp_path / "some/where/new")
     assert os.listdir(tmp_path) == []

@@ -79,13 +79,20 @@ def test_folders_for_the_splits(tmp_path: Path) -> None:
     for path in (root / "validation").rglob("*.jpg"):
         path.unlink()
     with pytest.raises(DataError, match="a class without images"):
-        load(root)
+        load(root, "val")
+    assert len(load(root)) == 8  # a split that nobody asked for may be broken
     os.rename(root / "validation", tmp_path / "elsewhere")
     with pytest.raises(DataError, match="has no folder for the split 'val': it has 'Train' and 'test'"):
         load(root, "val")
     picture(root / "test" / "c" / "1.jpg")
-    with pytest.raises(DataError, match="has other classes than the rest: 'c'"):
-        load(root)
+    with pytest.raises(DataError, match="has classes that train has not: 'c'"):
+        load(root, "test")
+    for path in (root / "test/c/1.jpg", *(root / "test/b/deeper").iterdir()):
+        path.unlink()
+    for name in ("c", "b/deeper", "b"):
+        (root / "test" / name).rmdir()
+    assert load(root, "test").labels.tolist() == [0, 0, 0]  # of the classes a and b one is enough
+    assert load(root, "test").classes == ("a", "b")
 
 
 def test_a_folder_beside_those_of_the_splits(tmp_path: Path) -> None:
@@ -98,8 +105,26 @@ def test_a_folder_beside_those_of_the_splits(tmp_path: Path) -> None:
         (root / junk).mkdir()
     assert load(root).classes == ("a", "b")
     picture(root / "unlabeled/1.png")
-    with pytest.raises(DataError, match="unlabeled has images but is no split: there are 'train' and 'test' beside it"):
-        load(root)
+    with pytest.warns(UserWarning, match="unlabeled is left out: it is none of the splits 'train' and 'test'"):
+        assert load(root).classes == ("a", "b")
+
+
+@pytest.mark.parametrize("folders", [("val", "test"), ("seg_train", "seg_test"), ("train_set", "other")])
+def test_folders_that_look_like_splits_are_never_classes(tmp_path: Path, folders: tuple[str, str]) -> None:
+    for split in folders:
+        for name in "ab":
+            picture(tmp_path / "images" / split / name / "1.png")
+    with pytest.raises(
+        DataError, match=r"no folder 'train' to learn from|Name the folders above them train, val and test"
+    ):
+        load(tmp_path / "images")
+
+
+def test_classes_may_have_the_same_folders_in_them(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        for year in ("2024", "2025"):
+            picture(tmp_path / "images" / name / year / "1.png")
+    assert load(tmp_path / "images", val=0, test=0).classes == ("cat", "dog")
 
 
 def test_nested_files_of_one_name_are_split_at_random(tmp_path: Path) -> None:
@@ -259,6 +284,17 @@ def test_what_could_not_be_read_today_is_not_remembered(
     assert len(load(folder, val=0, test=0, broken="skip")) == 33
 
 
+def test_a_cache_that_can_only_be_read_is_used(folder: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = load(folder, size=16)
+
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("torchcaps.data.pictures.os.utime", refused)
+    monkeypatch.setattr("torchcaps.data.pictures._picture", None)  # whoever decodes now, fails
+    assert torch.equal(load(folder, size=16).images, first.images)
+
+
 def test_a_cache_that_cannot_be_written_is_a_warning(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -316,8 +352,9 @@ def test_tiny_classes_keep_one_to_learn_from(tmp_path: Path) -> None:
     for name, count in (("a", 1), ("b", 2), ("c", 3)):
         for n in range(count):
             picture(tmp_path / "images" / name / f"{n}.png", seed=n)
-    train = load(tmp_path / "images", test=0.4, val=0.1)
-    assert sorted(set(train.labels.tolist())) == [0, 1, 2]
+    for shares in ({"test": 0.4, "val": 0.1}, {"test": 0.45, "val": 0.5}, {"test": 0.5, "val": 0.45}):
+        train = load(tmp_path / "images", **shares)
+        assert sorted(set(train.labels.tolist())) == [0, 1, 2]
 
 
 def test_many_images_do_not_mix(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_python_3_pickles_of_arrays_are_read_too(tmp_path: Path) -> None:
     import pickle
 
     images, labels = random_bytes(2, 3072), [3, 4]
-    for protocol in (2, 4):
+    for protocol in range(5):
         path = writers.put(
             tmp_path / "cifar-10-batches-py" / "test_batch",
             pickle.dumps({b"data": images, b"labels": labels}, protocol=protocol),
@@ -269,6 +269,10 @@ def test_binary_files_are_read_before_pickles_and_check_looks_at_what_is_read(tm
     writers.put(tmp_path / "cifar-10-batches-bin/test_batch.bin", writers.cifar_binary(images, labels))
     same(load("cifar10", "test", tmp_path), images, labels)
     assert len(load("cifar10", "test", tmp_path, form="python")) == 2
+    (tmp_path / "cifar-10-batches-bin/test_batch.bin").unlink()
+    writers.put(tmp_path / "cifar-10-binary.tar.gz", b"half an archive")
+    assert len(load("cifar10", "test", tmp_path)) == 2  # what is whole comes before what would have to be unpacked
+    writers.put(tmp_path / "cifar-10-batches-bin/test_batch.bin", writers.cifar_binary(images, labels))
     assert [file.name for file in check_files("cifar10", "test", tmp_path)] == ["cifar-10-batches-bin/test_batch.bin"]
 
 

@@ -182,8 +182,22 @@ def test_a_part_of_a_data_set(digits: Dataset) -> None:
     assert len(part) == 100
     assert torch.equal(part.examples(torch.tensor([3])).images, digits.examples(torch.tensor([103])).images)
     assert len(fingerprints(Loader(part, 32, pipeline=PIPELINE).epoch(0))) == 100
+    assert isinstance(digits, ImageSet)
+    threes = digits.subset(digits.labels == 3)
+    assert isinstance(threes, ImageSet)
+    assert threes.labels.tolist() == [3] * 100
+    pairs = create_dataset("multimnist", "test", source="digits")
+    for indices in ([5, 7], range(5, 9, 2), torch.tensor([5, 7], dtype=torch.uint8), torch.tensor([5, 7]).numpy()):
+        for whole in (digits, pairs):
+            part = whole.subset(indices)
+            assert torch.equal(part.examples(torch.tensor([1])).images, whole.examples(torch.tensor([7])).images)
     with pytest.raises(ValueError, match=r"indices must lie in 0\.\.999"):
         digits.subset(torch.tensor([1000]))
+    for odd in (torch.rand(3), torch.zeros(2, 2).long(), torch.tensor([True, False])):
+        with pytest.raises(
+            ValueError, match="indices must be a list of whole numbers, or a truth value for each image"
+        ):
+            digits.subset(odd)
     with pytest.raises(TypeError, match=r"got a Subset; dataset.subset\(indices\) is a part of one"):
         Loader(torch.utils.data.Subset(digits, [1, 2]), 2)  # type: ignore[arg-type]
 
@@ -224,6 +238,7 @@ def test_torchs_own_loader_takes_our_data_sets(digits: Dataset) -> None:
     assert (images.shape, labels.shape, targets.shape) == ((3, 1, 36, 36), (3, 2), (3, 2, 1, 36, 36))
     assert torch.allclose(targets.sum(1).clamp(max=1), images)
     assert torch.equal(digits[-1][0], digits[999][0])
+    assert torch.equal(digits[torch.tensor(3)][0], digits[3][0])  # as torch's Subset asks  # type: ignore[index]
     with pytest.raises(TypeError, match="index must be a whole number"):
         digits[0:3]  # type: ignore[index]
     with pytest.raises(IndexError, match="digits has 1,000 images, got index 1000"):
@@ -246,6 +261,7 @@ def test_torchs_own_loader_takes_our_data_sets(digits: Dataset) -> None:
         ({"seed": 2**64}, "seed must be a number of 64 bits"),
         ({"pipeline": "sabour2017.mist"}, "did you mean 'sabour2017.mnist'"),
         ({"pipeline": "sabour2017.smallnorb"}, "does not fit into images of 28x28"),
+        ({"pipeline": "tsai2020.cifar10"}, "is for 3 channels, got images with 1"),
     ],
 )
 def test_bad_choices_are_refused(digits: Dataset, changes: dict[str, object], said: str) -> None:

@@ -7,7 +7,7 @@ import torch
 
 import torchcaps
 from torchcaps.data import Batch, ImageSet, Pipeline, create_pipeline, list_pipelines
-from torchcaps.data.colour import Brightness, MeanImage, Standardize
+from torchcaps.data.colour import Brightness, MeanImage, Normalize, Standardize
 from torchcaps.data.geometry import Flip, RandomCrop, Shift
 from torchcaps.data.pipelines import PIPELINES
 from torchcaps.data.registry import find_spec
@@ -119,6 +119,11 @@ def test_a_pipeline_is_fitted_once_for_both_lists() -> None:
     assert len(means) == 2
     assert means[0] is means[1]
     assert create_pipeline("sabour2017.mnist").fit(dataset) == create_pipeline("sabour2017.mnist")
+    given = torch.zeros(3, 32, 32)
+    mixed = Pipeline([Normalize([0.5] * 3, [0.5] * 3), MeanImage(255, given)], [MeanImage(255)]).fit(dataset)  # type: ignore[arg-type]
+    means = [step.mean for steps in (mixed.train, mixed.test) for step in steps if isinstance(step, MeanImage)]
+    assert means[0] is given  # what is known already stays
+    assert mixed.fitted
 
 
 def test_bad_pipelines_are_refused() -> None:

@@ -215,7 +215,7 @@ def test_the_mean_image_is_of_the_training_set() -> None:
     with pytest.raises(ValueError, match="call fit"):
         MeanImage()(torch.zeros(1, 3, 4, 5), draws(1))
     with pytest.raises(ValueError, match="another shape"):
-        step(torch.zeros(1, 3, 5, 5), draws(1))
+        step.shape((3, 5, 5))
 
 
 def test_pixel_sums_are_sums() -> None:
@@ -258,7 +258,7 @@ def test_an_image_comes_out_the_same_bit_by_bit_whatever_comes_with_it(step: Ste
         (lambda: Contrast(0.5, 0.2), "high must be 0.5 or more"),
         (lambda: Normalize((0.1,), (0.2, 0.3)), "one number a channel"),
         (lambda: RandomCrop(40).shape((3, 32, 32)), "does not fit into images of 32x32"),
-        (lambda: Normalize()(torch.rand(1, 3, 2, 2), draws(1)), "is for 1 channels, got images with 3"),
+        (lambda: Normalize().shape((3, 2, 2)), "is for 1 channels, got images with 3"),
     ],
 )
 def test_steps_refuse_what_makes_no_sense(make: object, said: str) -> None:

@@ -64,20 +64,20 @@ def data_command(words: list[str]) -> None:
 def _parser(prog: str, description: str, words: list[str]) -> tuple[Parser, list[str], DataSpec | None]:
     """Start the parser of a command about one data set, whose options are flags; a path stands for a folder."""
     parser = Parser(prog=f"torchcaps data {prog}", description=description)
-    parser.add_argument("name", help="as 'torchcaps data list' has it, or the path of a folder of images")
+    parser.add_argument(
+        "name", help="as 'torchcaps data list' has it" + ("" if prog == "get" else ", or a folder of images")
+    )
     parser.add_argument("--data-dir", default=None, help="the data folder (default: TORCHCAPS_DATA, else your cache)")
-    free = [w for before, w in zip(["", *words], words, strict=False) if _free(before, w)]
+    free = [n for n, (before, w) in enumerate(zip(["", *words], words, strict=False)) if _free(before, w)]
     if not free:
         return parser, words, None
-    name = free[0]
+    place, name = free[0], words[free[0]]
     if is_folder(name):
         if any(word.partition("=")[0] == "--data-dir" for word in words):
             parser.error(f"give the folder of images once, as the name or as --data-dir, got {name!r} and --data-dir")
-        place = words.index(name)
         words = [*words[:place], "folder", "--data-dir", name, *words[place + 1 :]]
         name = "folder"
     spec = find_spec(name)
-    parser.prog += f" {name}"
     if dataclasses.fields(spec):
         add_fields(parser, spec)
     return parser, words, spec
@@ -146,8 +146,9 @@ def _listed(name: str, root: str | None) -> dict[str, Any]:
 
 def _get(words: list[str]) -> None:
     description = (
-        "Fetch the files of a data set. Each is held against its published checksum and lands whole or not at all; "
-        "what is there already is not fetched again. Example: torchcaps data get mnist --data-dir ./data"
+        "Fetch the files of a data set. Each is held against its published checksum (those of affNIST, which has none, "
+        "against the archive's own) and lands whole or not at all; what is there already is not fetched again. "
+        "Example: torchcaps data get mnist --data-dir ./data"
     )
     parser, words, spec = _parser("get", description, words)
     parser.add_argument("--split", default=None, help="this part only (default: all that are usually wanted)")
@@ -172,7 +173,8 @@ def _get(words: list[str]) -> None:
 def _check(words: list[str]) -> None:
     description = (
         "Hold the files of a data set against their published checksums, read it, and count its images. Nothing is "
-        "fetched. Fails where anything is missing or wrong. Example: torchcaps data check mnist"
+        "fetched; an archive that lies there is unpacked. Fails where anything is missing or wrong. "
+        "Example: torchcaps data check mnist"
     )
     parser, words, spec = _parser("check", description, words)
     parser.add_argument("--split", default=None, help="this part only (default: all that are usually wanted)")
@@ -180,8 +182,9 @@ def _check(words: list[str]) -> None:
     flags, options = _options(parser, words, spec)
     spec = _chosen(parser, flags, options)
     splits = [flags.split] if flags.split else list(spec.fetched)
-    if isinstance(spec, Folder) and flags.split is None and flags.data_dir and Path(flags.data_dir).is_dir():
-        splits = list(spec.splits_of(Path(flags.data_dir)))
+    root = Path(flags.data_dir or "").expanduser()
+    if isinstance(spec, Folder) and flags.split is None and flags.data_dir and root.is_dir():
+        splits = list(spec.splits_of(root))
     found, problems = {}, []
     for split in splits:
         found[split], wrong = _checked(flags.name, split, flags.data_dir, options)

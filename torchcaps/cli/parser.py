@@ -19,9 +19,10 @@ class Parser(ArgumentParser):
     """A parser whose errors are one sentence."""
 
     def format_help(self, *args: Any, **kwargs: Any) -> str:
-        """Say nothing of defaults that are none: the flag's own words tell what happens then."""
+        """Say nothing of types, nor of defaults that are none: the flag's own words tell what happens then."""
         text = super().format_help(*args, **kwargs)
-        return re.sub(r"\s*\((type: [^()]*),\s+default:\s+null\)|\s*\(default:\s+null\)", "", text)
+        text = re.sub(r"\(type:\s+[^()]*?,\s+default:\s+([^()]*)\)", r"(default: \1)", text)  # values tell their type
+        return re.sub(r"\s*\(default:\s+(null|False)\)|\s*\(required\)", "", text)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Say what was wrong, and leave."""

@@ -8,8 +8,12 @@ from torch import Tensor
 
 from torchcaps.data.dataset import Dataset
 from torchcaps.data.draws import Draws
-from torchcaps.data.steps import Step, pixel_sum
+from torchcaps.data.order import permuted
+from torchcaps.data.progress import tracked
+from torchcaps.data.steps import Shape, Step, pixel_sum
 from torchcaps.fields import check_range
+
+ENOUGH = 1_000_000  # images for a mean; sets that are made here can have more
 
 __all__ = ["Brightness", "Contrast", "MeanImage", "Normalize", "Standardize"]
 
@@ -88,10 +92,14 @@ class Normalize(Step):
         if len(self.mean) != len(self.deviation):
             raise ValueError(f"Normalize: mean and deviation must have one number a channel, got {self}")
 
+    def shape(self, shape: Shape) -> Shape:
+        """Return the same shape, after its channels were counted."""
+        if shape[0] != len(self.mean):
+            raise ValueError(f"{self} is for {len(self.mean)} channels, got images with {shape[0]}")
+        return shape
+
     def __call__(self, images: Tensor, draws: Draws) -> Tensor:
         """Return the images normalised."""
-        if images.shape[1] != len(self.mean):
-            raise ValueError(f"{self} is for {len(self.mean)} channels, got images with {images.shape[1]}")
         mean, deviation = (torch.tensor(x, device=images.device)[:, None, None] for x in (self.mean, self.deviation))
         return (images - mean) / deviation
 
@@ -116,17 +124,22 @@ class MeanImage(Step):
     def fit(self, dataset: Dataset) -> Self:
         """Return the step with the mean image of a training set."""
         total = torch.zeros(dataset.shape, dtype=torch.int64)  # of bytes, so exact
-        for index in torch.arange(len(dataset)).split(1000):
-            total += dataset.examples(index).images.long().sum(0)
-        return type(self)(self.scale, (total.double() / len(dataset) / self.scale).float())
+        count = min(len(dataset), ENOUGH)
+        index = permuted(torch.arange(count), len(dataset), seed=0, epoch=0)
+        for some in tracked(index.split(1000), "the mean image"):
+            total += dataset.examples(some).images.long().sum(0)
+        return type(self)(self.scale, (total.double() / count / self.scale).float())
+
+    def shape(self, shape: Shape) -> Shape:
+        """Return the same shape, after it was seen to be that of the mean image."""
+        if self.mean is not None and self.mean.shape != shape:
+            raise ValueError(f"MeanImage is of images of another shape, {list(self.mean.shape)}, got {list(shape)}")
+        return shape
 
     def __call__(self, images: Tensor, draws: Draws) -> Tensor:
         """Return the images less the mean."""
         if self.mean is None:
             raise ValueError("MeanImage does not know the mean image yet: call fit(training_set) of its pipeline")
-        if self.mean.shape != images.shape[1:]:
-            shapes = f"{list(self.mean.shape)}, got {list(images.shape[1:])}"
-            raise ValueError(f"MeanImage is of images of another shape, {shapes}")
         return images - self.mean.to(images.device)
 
 

@@ -1,5 +1,6 @@
 """What a data set is: bytes and labels by index."""
 
+import operator
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -44,17 +45,39 @@ class Dataset(TorchDataset[tuple[Tensor, ...]]):
         raise TypeError(f"{type(self).__name__} does not say what its images are")
 
     def __getitem__(self, index: int) -> tuple[Tensor, ...]:
-        if not isinstance(index, int):
-            raise TypeError(f"index must be a whole number, got {index!r}; examples(indices) returns several")
+        try:
+            index = operator.index(index)
+        except TypeError as error:
+            raise TypeError(
+                f"index must be a whole number, got {index!r}; examples(indices) returns several"
+            ) from error
         if not -len(self) <= index < len(self):
             raise IndexError(f"{self.name} has {len(self):,} images, got index {index}")
         batch = self.examples(torch.tensor([index % len(self)]))
         image, label = batch.images[0] / 255, batch.labels[0]
         return (image, label) if self.n_objects == 1 else (image, label, batch.targets[0] / 255)
 
-    def subset(self, indices: Tensor, split: str | None = None) -> "Dataset":
-        """Return the images at some places as a data set of their own, under another split's name if you like."""
-        return _Subset(self, indices, self.split if split is None else split)
+    def subset(self, indices: Sequence[int] | Tensor, split: str | None = None) -> "Dataset":
+        """Return the images at some places as a data set of their own, under another split's name if you like.
+
+        Args:
+            indices: whole numbers, or a truth value for each image.
+            split: the name.
+        """
+        return _Subset(self, self._places(indices), self.split if split is None else split)
+
+    def _places(self, indices: Sequence[int] | Tensor) -> Tensor:
+        """Return which images are meant, ``[N]``."""
+        places = torch.as_tensor(indices if isinstance(indices, Tensor) else list(indices))
+        if places.dtype == torch.bool and places.shape == (len(self),):
+            places = places.nonzero()[:, 0]
+        whole = not (places.dtype.is_floating_point or places.dtype.is_complex or places.dtype == torch.bool)
+        if places.ndim != 1 or not (whole or not len(places)):
+            found = f"{places.dtype} of {list(places.shape)}"
+            raise ValueError(f"indices must be a list of whole numbers, or a truth value for each image, got {found}")
+        if len(places) and not 0 <= int(places.min()) <= int(places.max()) < len(self):
+            raise ValueError(f"indices must lie in 0..{len(self) - 1}, the images of {self.name}")
+        return places.long()
 
     def __repr__(self) -> str:
         size = "x".join(map(str, self.shape))
@@ -102,14 +125,19 @@ class ImageSet(Dataset):
         images = self.images[index]
         return Batch(images, self.labels[index], images, index)
 
+    def subset(self, indices: Sequence[int] | Tensor, split: str | None = None) -> "ImageSet":
+        """Return the images at some places, with their labels and what else is known of them."""
+        places = self._places(indices)
+        info = {key: values[places] for key, values in self.info.items()}
+        split = self.split if split is None else split
+        return ImageSet(self.name, split, self.images[places], self.labels[places], self.classes, info)
+
 
 class _Subset(Dataset):
     """Some images of a data set."""
 
     def __init__(self, whole: Dataset, indices: Tensor, split: str) -> None:
         super().__init__(whole.name, split, whole.shape, whole.classes, whole.n_objects)
-        if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < len(whole):
-            raise ValueError(f"indices must lie in 0..{len(whole) - 1}, the images of {whole.name}")
         self.whole, self.chosen = whole, indices
 
     def __len__(self) -> int:

@@ -24,9 +24,11 @@ def download(name: str, urls: Sequence[str], checksum: str, folder: Path) -> Pat
     """
     pooch = extra("pooch", f"downloading {name}")
     errors = extra("requests.exceptions", f"downloading {name}")
-    pooch.get_logger().setLevel("ERROR")  # it is said below, in our words
+    logger = pooch.get_logger()
+    level = logger.level
+    logger.setLevel("ERROR")  # what goes wrong is said below, in our words
     problems = []
-    new = not folder.exists()
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         with scratch(folder) as own:
             for url in urls:
@@ -44,9 +46,11 @@ def download(name: str, urls: Sequence[str], checksum: str, folder: Path) -> Pat
     except OSError as error:
         reason = error.strerror or str(error)
         raise MissingData(f"{folder} can't be written: {reason[:1].lower()}{reason[1:]}") from error
-    if new:
-        with contextlib.suppress(OSError):
-            folder.rmdir()  # nothing came: leave no trace
+    finally:
+        logger.setLevel(level)
+    with contextlib.suppress(OSError):
+        for path in new:
+            path.rmdir()  # nothing came: leave no trace
     raise MissingData("; ".join(problems))
 
 

@@ -1,6 +1,7 @@
 """Your own images: a folder with one sub-folder a class."""
 
 import os
+import warnings
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -18,7 +19,7 @@ from torchcaps.fields import check_range, listed
 __all__ = ["Folder"]
 
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
-SPLITS = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
+SPLITS = {"train": ("train", "training"), "val": ("val", "valid", "validation", "dev"), "test": ("test", "testing")}
 
 
 @dataclass(frozen=True)
@@ -73,30 +74,35 @@ class Folder(DataSpec):
         root = Path(os.fspath(request.root)).expanduser()
         if not root.is_dir():
             raise DataError(f"folder: {root} is no folder: it must be one with a sub-folder of images for each class")
-        by_split = _split_folders(root)
-        everything = {name: _by_class(folder) for name, folder in (by_split or {"": root}).items()}
-        classes = list(next(iter(everything.values())))
-        for name, found in everything.items():
-            if list(found) != classes:
-                different = sorted(set(found) ^ set(classes))
-                raise DataError(f"folder: {root}/{name} has other classes than the rest: {listed(different, 'and')}")
-        if len(classes) < 2:
-            alone = classes[0].lower() in {name for names in SPLITS.values() for name in names}
-            advice = ": give it itself, or put another of train, val and test beside it" if alone else ""
-            raise DataError(
-                f"folder: {root} has one class, {classes[0]!r}, and there is nothing to tell it from{advice}"
-            )
-        if by_split and request.split not in by_split:
-            there = listed([folder.name for folder in by_split.values()], "and")
-            raise DataError(f"folder: {root} has no folder for the split {request.split!r}: it has {there}")
-        chosen = everything[request.split] if by_split else self._part(everything[""], request.split)
-        files = [(path, number) for number, name in enumerate(classes) for path in chosen[name]]
+        example, chosen = self._found(root, request.split)
+        classes = list(example)
+        files = [(path, number) for number, name in enumerate(classes) for path in chosen.get(name, [])]
         if not files:
             raise DataError(f"folder: the split {request.split!r} of {root} is empty: there are too few images for it")
-        form = self._form([path for found in everything.values() for paths in found.values() for path in paths])
+        form = self._form([path for paths in example.values() for path in paths])
         images, kept = read_pictures([path for path, _ in files], form, self.broken == "skip", self.cache)
         labels = torch.tensor([number for _, number in files])[kept]
         return ImageSet(root.resolve().name, request.split, images, labels, classes)
+
+    def _found(self, root: Path, split: str) -> tuple[dict[str, list[Path]], dict[str, list[Path]]]:
+        """Return the files by class: those that say which classes there are and what form they have, and a split's."""
+        folders = _split_folders(root)
+        example = _by_class(folders["train"] if folders else root)
+        if len(example) < 2:
+            (only,) = example
+            alone = only.lower() in {name for names in SPLITS.values() for name in names}
+            advice = ": give it itself, or put another of train, val and test beside it" if alone else ""
+            raise DataError(f"folder: {root} has one class, {only!r}, and there is nothing to tell it from{advice}")
+        if folders is None:
+            return example, self._part(example, split)
+        if split not in folders:
+            there = listed([folder.name for folder in folders.values()], "and")
+            raise DataError(f"folder: {root} has no folder for the split {split!r}: it has {there}")
+        chosen = _by_class(folders[split])
+        if not set(chosen) <= set(example):
+            different = sorted(set(chosen) - set(example))
+            raise DataError(f"folder: {folders[split]} has classes that train has not: {listed(different, 'and')}")
+        return example, chosen
 
     def splits_of(self, root: Path) -> tuple[str, ...]:
         """Return the parts that a folder has."""
@@ -108,12 +114,9 @@ class Folder(DataSpec):
 
     def _form(self, paths: list[Path]) -> Form:
         """Return the form that all images, of all splits, are brought into."""
-        found = None
-        if self.size is None or self.channels == "auto":
-            found = common_form(paths, self.fit)
-        size = (self.size, self.size) if self.size is not None else found.size if found else (64, 64)
-        channels = found.channels if found and self.channels == "auto" else 1 if self.channels == "grey" else 3
-        return Form(size, channels, self.fit)
+        found = common_form(paths, self.fit)
+        size = found.size if self.size is None else (self.size, self.size)
+        return Form(size, {"auto": found.channels, "grey": 1, "colour": 3}[self.channels], self.fit)
 
     def _part(self, found: dict[str, list[Path]], split: str) -> dict[str, list[Path]]:
         """Return one part of each class's images, in the order of their hashes."""
@@ -124,6 +127,8 @@ class Folder(DataSpec):
             for other, share in (("test", self.test), ("val", self.val)):
                 count = round(share * len(mixed))
                 held[other] = max(count, 1) if share and len(mixed) >= 3 else min(count, len(mixed) - 1)
+            while sum(held.values()) >= len(mixed):  # one at least is to be learnt from
+                held[max(held, key=lambda key: held[key])] -= 1
             n_test, n_val = held["test"], held["val"]
             parts = {"test": mixed[:n_test], "val": mixed[n_test : n_test + n_val], "train": mixed[n_test + n_val :]}
             part[name] = sorted(parts[split])
@@ -146,12 +151,15 @@ def _split_folders(root: Path) -> dict[str, Path] | None:
             if name in folders:
                 found[split] = folders.pop(name)
                 break
-    if "train" not in found or len(found) < 2:
+    if len(found) >= 2 and "train" not in found:
+        names = listed([folder.name for folder in found.values()], "and")
+        raise DataError(f"folder: {root} has {names} but no folder 'train' to learn from")
+    if len(found) < 2:
         return None
     for other in folders.values():
         if _images_below(other):
             names = listed([folder.name for folder in found.values()], "and")
-            raise DataError(f"folder: {other} has images but is no split: there are {names} beside it; move it away")
+            warnings.warn(f"folder: {other} is left out: it is none of the splits {names}", stacklevel=2)
     return found
 
 
@@ -173,6 +181,14 @@ def _by_class(folder: Path) -> dict[str, list[Path]]:
         if not found[sub_folder.name]:
             kinds = ", ".join(sorted(SUFFIXES))
             raise DataError(f"folder: {sub_folder} is a class without images ({kinds}): fill it, or remove it")
+    inside = [{path.name for path in _sub_folders(folder / name)} for name in found]
+    splits = any("train" in name.lower() for name in found)  # as in seg_train and seg_test
+    if splits and len(found) > 1 and inside[0] and all(names == inside[0] for names in inside):
+        names = listed(found, "and")
+        raise DataError(
+            f"folder: {names} in {folder} all have the folders {listed(sorted(inside[0]), 'and')}: "
+            "are these the classes? Name the folders above them train, val and test"
+        )
     if not found:
         raise DataError(f"folder: {folder} has no sub-folders: put the images of each class into one of their own")
     return found

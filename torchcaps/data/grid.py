@@ -155,7 +155,7 @@ def _write(rows: list[list[Tensor]], names: list[str], words: list[list[str]], t
 
 def _save(figure: Any, out: Path) -> None:
     try:
-        with scratch(out.parent) as own:
+        with scratch(out.parent, sweep=False) as own:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "Glyph .* missing")  # a box for a letter is no reason to complain
                 figure.savefig(own / out.name)

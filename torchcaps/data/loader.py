@@ -82,10 +82,9 @@ class Loader:
         self.pipeline = create_pipeline(pipeline) if isinstance(pipeline, str) else pipeline
         if not self.pipeline.fitted:
             if dataset.split != "train":
-                raise ValueError(
-                    f"the pipeline {pipeline if isinstance(pipeline, str) else 'given'!r} must see the training set "
-                    "first: give that of its loader, pipeline=train_loader.pipeline"
-                )
+                which = f"pipeline {pipeline!r}" if isinstance(pipeline, str) else "pipeline"
+                advice = "give that of its loader, pipeline=train_loader.pipeline"
+                raise ValueError(f"this {which} must see the training set first: {advice}")
             self.pipeline = self.pipeline.fit(dataset)
         self.train = dataset.split == "train" if train is None else train
         self.shape: Shape = self.pipeline.shape(dataset.shape, self.train)
@@ -151,7 +150,7 @@ class Loader:
 
 def _check_whole(**numbers: int) -> None:
     for name, number in numbers.items():
-        if not isinstance(number, int) or isinstance(number, bool):
+        if not hasattr(number, "__index__") or isinstance(number, bool):
             raise TypeError(f"{name} must be a whole number, got {number!r}")
         if not -(2**63) <= number < 2**63:
             raise ValueError(f"{name} must be a number of 64 bits, got {number}")

@@ -1,6 +1,7 @@
 """Image files of any size and mode, brought into one form and kept for the next time."""
 
 import concurrent.futures
+import contextlib
 import json
 import os
 import statistics
@@ -169,7 +170,8 @@ def _report(problems: dict[Path, Exception], n_files: int, skip: bool) -> None:
 def _cache_file(paths: Sequence[Path], form: Form) -> Path:
     """Return where images of these files, as they are now, are kept in this form."""
     state = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
-    key = sha256(json.dumps([VERSION, form.size, form.channels, form.fit, state]).encode()).hexdigest()
+    reader = extra("PIL", "reading images").__version__
+    key = sha256(json.dumps([VERSION, reader, form.size, form.channels, form.fit, state]).encode()).hexdigest()
     return cache_root() / "folders" / f"{key[:32]}.pt"
 
 
@@ -181,7 +183,8 @@ def _cached(cache: Path, n_files: int, form: Form) -> tuple[Tensor, Tensor] | No
         content = torch.load(cache, weights_only=True, mmap=True)
         images, kept = content["images"], content["kept"]
         whole = images.shape == (len(kept), form.channels, *form.size) and images.dtype == torch.uint8
-        os.utime(cache)  # it is in use
+        with contextlib.suppress(OSError):
+            os.utime(cache)  # it is in use
         return (images, kept) if whole and 0 < len(kept) <= n_files and int(kept.max()) < n_files else None
     except Exception:  # whatever it is, it is not ours: it is made again
         return None
@@ -194,7 +197,8 @@ def _store(cache: Path, images: Tensor, kept: Tensor) -> None:
             torch.save({"images": images, "kept": kept}, own / cache.name)
             os.replace(own / cache.name, cache)
         for other in cache.parent.glob("*.pt"):
-            if time.time() - other.stat().st_mtime > UNUSED:
-                other.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # another process may remove it as well
+                if time.time() - other.stat().st_mtime > UNUSED:
+                    other.unlink()
     except (OSError, RuntimeError) as error:
         warnings.warn(f"folder: the images can't be kept in {cache.parent} for the next time: {error}", stacklevel=2)

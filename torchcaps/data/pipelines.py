@@ -65,8 +65,11 @@ class Pipeline:
 
     def fit(self, dataset: Dataset) -> "Pipeline":
         """Return the pipeline with what it has to know of the training set, such as its mean image."""
-        fitted = {step: step.fit(dataset) for step in self.steps(True) + self.steps(False)}
-        return Pipeline(*([fitted[step] for step in self.steps(train)] for train in (True, False)))
+        fitted: list[Step] = []  # the same step in both lists is fitted once
+        for step in self.steps(True) + self.steps(False):
+            known = [other for other in fitted if other == step and not step.fitted]
+            fitted.append(step if step.fitted else known[0] if known else step.fit(dataset))
+        return Pipeline(fitted[: len(self.train)], fitted[len(self.train) :])
 
     def __call__(self, batch: Batch, seed: int = 0, epoch: int = 0, train: bool = True) -> Batch:
         """Prepare a batch of bytes; chance depends on seed, epoch and the images' index alone."""

@@ -34,7 +34,8 @@ def list_datasets() -> list[str]:
 
 def find_spec(name: str, **options: Any) -> DataSpec:
     """Return what a name stands for, with other values for some of its options."""
-    if isinstance(name, str) and name not in REGISTRY and (os.sep in name or name.startswith((".", "~"))):
+    path = isinstance(name, os.PathLike) or (isinstance(name, str) and (os.sep in name or name.startswith((".", "~"))))
+    if path and name not in REGISTRY:
         raise ValueError(f"{name} is no folder, and no data set has that name")
     spec = REGISTRY[known_name(name, REGISTRY, "data set")]
     refuse_unknown(type(spec), options, name)
@@ -74,9 +75,9 @@ def create_dataset(
     spec = find_spec(name, **options)
     if split not in spec.splits:
         raise ValueError(f"{name} has no split {split!r}: it has {listed(spec.splits, 'and')}")
-    dataset = spec.load(Request(name, split, root, download))
-    wanted = spec.length(split)
-    if wanted is not None and len(dataset) != wanted:
-        counts = f"{len(dataset):,} images, it should have {wanted:,}"
-        warnings.warn(f"{name}: the split {split!r} has {counts}: see 'torchcaps data check {name}'", stacklevel=2)
+    request = Request(name, split, root, download)
+    dataset = spec.load(request)
+    problem = spec.count_problem(request, dataset)
+    if problem:
+        warnings.warn(f"{problem}: see 'torchcaps data check {name}'", stacklevel=2)
     return dataset

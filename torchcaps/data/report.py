@@ -1,6 +1,5 @@
 """What is there of a data set, whether it is whole, and what its images are like."""
 
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from torchcaps.data.errors import DataError
 from torchcaps.data.order import permuted
 from torchcaps.data.place import File, Member, checksum_matches
 from torchcaps.data.progress import tracked
-from torchcaps.data.registry import create_dataset, find_spec
+from torchcaps.data.registry import find_spec
 from torchcaps.data.spec import Request
 
 __all__ = ["FileState", "Numbers", "Presence", "check_files", "measure", "presence", "whole_problem"]
@@ -144,13 +143,9 @@ def measure(dataset: Dataset, most: int = MEASURED) -> Numbers:
 def whole_problem(name: str, split: str, root: Any = None, **options: Any) -> tuple[Dataset | None, str]:
     """Read a part; return it, and what is wrong with it: nothing, or one sentence."""
     spec = find_spec(name, **options)
+    request = Request(name, split, root, download=False)
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".*it should have")  # it is said below
-            dataset = create_dataset(name, split, root, download=False, **options)
+        dataset = spec.load(request)
     except DataError as error:
         return None, str(error)
-    wanted = spec.length(split)
-    if wanted is not None and len(dataset) != wanted:
-        return dataset, f"{name}: the split {split!r} has {len(dataset):,} images, it should have {wanted:,}"
-    return dataset, ""
+    return dataset, spec.count_problem(request, dataset)

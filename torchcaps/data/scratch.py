@@ -10,15 +10,20 @@ from pathlib import Path
 
 __all__ = ["into_place", "scratch"]
 
-PREFIX = ".torchcaps-"
+PREFIX = ".torchcaps-scratch-"
 STALE = 24 * 3600  # seconds after which what a killed process left behind is swept away
 
 
 @contextlib.contextmanager
-def scratch(folder: Path) -> Iterator[Path]:
-    """Make a folder of one's own in a folder, and remove it afterwards; what others left long ago is swept away."""
+def scratch(folder: Path, sweep: bool = True) -> Iterator[Path]:
+    """Make a folder of one's own in a folder, and remove it afterwards.
+
+    Args:
+        folder: where the files will stand.
+        sweep: remove what processes that were killed have left there; only for folders of the library's own.
+    """
     own = _own_folder(folder)
-    for left in folder.glob(f"{PREFIX}*"):
+    for left in folder.glob(f"{PREFIX}*") if sweep else ():
         with contextlib.suppress(OSError):  # another process may sweep as well
             if time.time() - left.stat().st_mtime > STALE:
                 shutil.rmtree(left)
@@ -38,7 +43,7 @@ def _own_folder(folder: Path) -> Path:
 
 def into_place(source: Path, target: Path) -> None:
     """Move a file to where it belongs, once it is on the disk, readable by whom the user's other files are."""
-    with source.open("rb") as file:
+    with source.open("rb+") as file:  # Windows flushes only what could have been written
         os.fsync(file.fileno())
     mask = os.umask(0)
     os.umask(mask)

@@ -73,6 +73,14 @@ class DataSpec(ABC):
         """Return how many images a part has by the book."""
         return self.counts.get(split)
 
+    def count_problem(self, request: Request, dataset: Dataset) -> str:
+        """Return what is wrong with the number of images that were read: nothing, or a sentence."""
+        wanted = self.length(request.split)
+        if wanted is None or len(dataset) == wanted:
+            return ""
+        counts = f"{len(dataset):,} images, it should have {wanted:,}"
+        return f"{request.name}: the split {request.split!r} has {counts}"
+
     def parts(self, split: str) -> tuple[File | Member, ...]:
         """Return the files that a part needs, in the form in which they are fetched."""
         return ()
@@ -83,8 +91,10 @@ class DataSpec(ABC):
 
     def chosen(self, split: str, place: Place) -> tuple[File | Member, ...]:
         """Return the files to read: those of the first form that is there, else those that are to be fetched."""
-        whole = (form for form in self.forms(split) if all(place.has(part) for part in form))
-        return next(whole, self.parts(split))
+        forms = self.forms(split)
+        unpacked = [form for form in forms if all(place.find(part) is not None for part in form)]
+        packed = [form for form in forms if all(place.has(part) for part in form)]
+        return next(iter(unpacked + packed), self.parts(split))
 
     def place(self, request: Request) -> Place:
         """Return where its files lie."""
