@@ -203,8 +203,8 @@ def _check(words: list[str]) -> None:
 def _checked(name: str, split: str, root: str | None, options: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Check one part; return what was found, and what was wrong."""
     files = [] if name == "folder" else list(check_files(name, split, root, **options))
-    problems = [f"{name}: {file.path} has another checksum than the published one" for file in files
-                if file.state == "wrong"]  # fmt: skip
+    wrong_files = [file.path for file in files if file.state == "wrong"]
+    problems = [f"{name}: {path} has another checksum than the published one" for path in wrong_files]
     dataset, wrong = whole_problem(name, split, root, **options)
     problems += [wrong] if wrong else []
     content: dict[str, Any] = {

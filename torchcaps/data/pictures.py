@@ -113,9 +113,8 @@ def _picture(path: Path, form: Form) -> Tensor:
     height, width = form.size
     with pillow.open(path) as file:
         if form.fit != "stretch" and file.format == "JPEG":
-            file.draft(
-                None, (2 * width, 2 * height)
-            )  # a JPEG can be decoded at half, a quarter or an eighth of its size
+            # JPEGs can be decoded at half, a quarter or an eighth of their size: as long as that is still too large
+            file.draft(None, (2 * width, 2 * height))
         image = operations.exif_transpose(file)
         image = _eight_bits(image)
         if image.mode in ("RGBA", "LA", "La", "PA") or "transparency" in image.info:
@@ -160,8 +159,8 @@ def _report(problems: dict[Path, Exception], n_files: int, skip: bool) -> None:
         raise DataError(f"folder: {first}{others} can't be read as an image ({reason}): {advice}")
     names = ", ".join(str(path) for path in list(problems)[:5])
     more = f" and {len(problems) - 5:,} more" if len(problems) > 5 else ""
-    warnings.warn(f"folder: {len(problems):,} of {n_files:,} images can't be read and are left out: {names}{more}",
-                  stacklevel=2)  # fmt: skip
+    counts = f"{len(problems):,} of {n_files:,} images"
+    warnings.warn(f"folder: {counts} can't be read and are left out: {names}{more}", stacklevel=2)
 
 
 # The cache --------------------------------------------------------------------------------------------------
