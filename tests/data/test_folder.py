@@ -156,8 +156,7 @@ def test_modes(tmp_path: Path) -> None:
     colour = load(root, val=0, test=0)
     assert colour.shape == (3, 20, 30)
     seen = {tuple(image[:, 5, 5].tolist()) for image in colour.images}
-    assert (255, 255, 255) in seen  # what is transparent is white, not the red or black below
-    assert (200, 0, 0) not in seen
+    assert colour.images[0, :, 5, 5].tolist() == [255, 255, 255]  # a/clear.png: white, not the red or black below
     assert any(g > 150 and r < 60 for r, g, b in seen)
     assert any(r > 200 and g < 60 for r, g, b in seen)
     assert load(root, val=0, test=0, channels="grey").shape == (1, 20, 30)
@@ -165,12 +164,12 @@ def test_modes(tmp_path: Path) -> None:
 
 def test_sixteen_bits_come_down_by_one_rule(tmp_path: Path) -> None:
     """Not by what each image happens to hold: 255 of 65,535 is as dark as 256."""
-    for name, levels in (("a", (200, 255, 256)), ("b", (300, 4_095, 65_535))):
+    for name, levels in (("a", (200, 255, 256)), ("b", (300, 4_095, 33_000, 65_535))):
         for level in levels:
             path = picture(tmp_path / "images" / name / f"{level:05}.png")
             Image.fromarray(np.full((9, 9), level, np.uint16)).save(path)
     values = load(tmp_path / "images", val=0, test=0).images[:, 0, 4, 4].tolist()
-    assert values == [round(level / 257) for level in (200, 255, 256, 300, 4_095, 65_535)]
+    assert values == [round(level / 257) for level in (200, 255, 256, 300, 4_095, 33_000, 65_535)]
 
 
 def test_small_images_that_all_lie_on_their_side_keep_their_shape(tmp_path: Path) -> None:
@@ -355,6 +354,14 @@ def test_tiny_classes_keep_one_to_learn_from(tmp_path: Path) -> None:
     for shares in ({"test": 0.4, "val": 0.1}, {"test": 0.45, "val": 0.5}, {"test": 0.5, "val": 0.45}):
         train = load(tmp_path / "images", **shares)
         assert sorted(set(train.labels.tolist())) == [0, 1, 2]
+
+
+def test_every_class_of_three_or_more_is_tested(tmp_path: Path) -> None:
+    for name, count in (("a", 3), ("b", 40)):
+        for n in range(count):
+            picture(tmp_path / "images" / name / f"{n}.png", (6, 6), seed=n)
+    for split in ("val", "test"):
+        assert torch.bincount(load(tmp_path / "images", split).labels).tolist() == [1, 4]
 
 
 def test_many_images_do_not_mix(tmp_path: Path) -> None:
