@@ -27,7 +27,6 @@ from torchcaps.data import Batch, DataError, Loader, create_dataset
 
 ROOT = Path(__file__).resolve().parent.parent
 BATCH = 128
-LIMIT = 0.05  # of a training step
 # data set, pipeline, split, and the model, with its layers for images of that size: a CapsNet of the usual width
 CASES: list[tuple[str, str, str, str]] = [
     ("mnist", "sabour2017.mnist", "train", "sabour2017_mnist"),
@@ -45,13 +44,13 @@ def training_step(name: str, batch: Batch) -> Callable[[], None]:
     torch.manual_seed(0)
     model = torchcaps.create_model(name, image=tuple(batch.images.shape[1:]))
     loss, optimizer = model.loss(), model.recipe.optimizer.make(model.parameters())
-    labels, targets = batch.labels, batch.targets
+    labels = batch.labels
     if labels.dtype.is_floating_point:  # any number of digits: the model takes two
-        labels, targets = labels.topk(2, dim=1).indices, batch.targets
+        labels = labels.topk(2, dim=1).indices
 
     def step() -> None:
         optimizer.zero_grad()
-        loss(model(batch.images, labels), labels, targets).backward()
+        loss(model(batch.images, labels), labels, batch.targets).backward()
         optimizer.step()
 
     return step
@@ -95,25 +94,17 @@ def reading(repeat: int) -> float:
 
 MEMORY = """
 import torch
+from benchmarks.memory import resident_peak
 from torchcaps.data import Loader, create_dataset
 
-def kilobytes(key):
-    for line in open("/proc/self/status"):
-        if line.startswith(key):
-            return int(line.split()[1])
-
 torch.set_num_threads(1)
-warm = Loader(create_dataset("mnist", "test", download=False), 128, pipeline="sabour2017.mnist", train=True)
-for number in range(3):
-    warm.batch(0, number)
-del warm
-before = kilobytes("VmRSS:")
+before = resident_peak()
 loaders = [Loader(create_dataset("mnist", split, download=False), 128, pipeline="sabour2017.mnist")
            for split in ("train", "test")]
 for loader in loaders:
     for batch in loader.epoch(0):
         pass
-print(1024 * (kilobytes("VmHWM:") - before))
+print(resident_peak() - before)
 """
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -184,12 +185,8 @@ def test_skipped_images_are_said_on_standard_error(capsys: pytest.CaptureFixture
         for n in range(4):
             picture(tmp_path / "mine" / name / f"{n}.png", seed=n)
     (tmp_path / "mine/a/bad.png").write_bytes(b"no")
-    words = ["data", "check", str(tmp_path / "mine"), "--broken", "skip", "--test", "0.25", "--split", "train"]
-    main(words)
-    captured = capsys.readouterr()
-    assert "torchcaps: folder: 1 of" in captured.err or captured.err == ""  # it may lie in another split
-    main([*words[:-2], "--json"])
-    assert "bad.png" in capsys.readouterr().err
+    main(["data", "check", str(tmp_path / "mine"), "--broken", "skip"])
+    assert re.search(r"^torchcaps: folder: 1 of \d images can't be read .*bad\.png$", capsys.readouterr().err, re.M)
     assert "broken='skip'" in refusal("check", str(tmp_path / "mine"))
 
 

@@ -1,6 +1,7 @@
 """Downloads from a server that is slow, truncates, answers 404 and 500, sends wrong bytes, or dies half way."""
 
 import hashlib
+import io
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from tests.data.server import serving
 from torchcaps.cli import main
 from torchcaps.data import MNIST, DataError, MissingData, create_dataset
 from torchcaps.data.download import download
+from torchcaps.data.progress import tracked
 from torchcaps.data.scratch import scratch
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*it should have")  # the files of these tests are small
@@ -47,6 +49,31 @@ def test_the_next_mirror_is_tried(tmp_path: Path, server: tuple[str, list[str]],
     assert asked[0] == manner
     assert asked[-1] == "good"
     assert os.listdir(tmp_path / "here") == ["data.bin"]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_gets_a_bar_and_a_pipe_a_line(
+    tmp_path: Path, server: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for kind, wanted in ((Terminal, "300.0/300.0 kB"), (io.StringIO, "downloading data.bin\n")):
+        said = kind()
+        monkeypatch.setattr(sys, "stderr", said)
+        monkeypatch.setenv("COLUMNS", "100")
+        download("data.bin", [f"{server[0]}/404/data.bin", f"{server[0]}/good/data.bin"], CHECKSUM, tmp_path)
+        assert wanted in said.getvalue()
+        assert ("\x1b" in said.getvalue()) == (kind is Terminal)
+
+
+def test_many_things_get_a_bar_on_a_terminal_and_nothing_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in (Terminal, io.StringIO):
+        said = kind()
+        monkeypatch.setattr(sys, "stderr", said)
+        assert list(tracked(range(1000), "counting")) == list(range(1000))
+        assert ("counting" in said.getvalue()) == (kind is Terminal)
 
 
 def test_a_slow_server_is_waited_for(tmp_path: Path, server: tuple[str, list[str]]) -> None:
@@ -85,6 +112,7 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from torchcaps.data.download import download
+from torchcaps.data.progress import tracked
 from torchcaps.data.scratch import scratch
 download("data.bin", [sys.argv[1] + "/slow/data.bin"], sys.argv[2], Path(sys.argv[3]))
 """

@@ -6,8 +6,10 @@ import pytest
 import torch
 
 import torchcaps
+from tests.tolerances import SAME, relative_rms
 from torchcaps.data import Batch, ImageSet, Pipeline, create_pipeline, list_pipelines
 from torchcaps.data.colour import Brightness, MeanImage, Normalize, Standardize
+from torchcaps.data.draws import Draws
 from torchcaps.data.geometry import Flip, RandomCrop, Shift
 from torchcaps.data.pipelines import PIPELINES
 from torchcaps.data.registry import find_spec
@@ -120,9 +122,17 @@ def test_a_pipeline_is_fitted_once_for_both_lists() -> None:
     assert means[0] is means[1]
     assert create_pipeline("sabour2017.mnist").fit(dataset) == create_pipeline("sabour2017.mnist")
     given = torch.zeros(3, 32, 32)
-    mixed = Pipeline([Normalize([0.5] * 3, [0.5] * 3), MeanImage(255, given)], [MeanImage(255)]).fit(dataset)  # type: ignore[arg-type]
+    mixed = Pipeline([Normalize([0.5] * 3, [0.5] * 3), MeanImage(given)], [MeanImage()]).fit(dataset)  # type: ignore[arg-type]
     means = [step.mean for steps in (mixed.train, mixed.test) for step in steps if isinstance(step, MeanImage)]
     assert means[0] is given  # what is known already stays
+    some = dataset.images.double().mean(0)
+    for scale in (255, 256):  # the mean image is in the scale of its list
+        (_, step) = Pipeline([Pixels(scale), MeanImage()]).fit(dataset).train
+        assert isinstance(step, MeanImage)
+        assert (
+            relative_rms(step(torch.zeros(1, 3, 32, 32), Draws(0, 0, torch.arange(1)))[0], -some / scale)
+            < SAME[torch.float32]
+        )
     assert mixed.fitted
 
 

@@ -209,7 +209,7 @@ def test_fixed_numbers_for_each_channel() -> None:
 def test_the_mean_image_is_of_the_training_set() -> None:
     pixels = torch.randint(0, 256, (2500, 3, 4, 5), dtype=torch.uint8)
     dataset = ImageSet("some", "train", pixels, torch.zeros(2500), ["a", "b"])
-    step = MeanImage(256).fit(dataset)
+    step = MeanImage().fit(dataset, 256)
     expected = pixels.double().mean(0) / 256
     assert relative_rms(step(torch.zeros(1, 3, 4, 5), draws(1))[0], -expected) < SAME[torch.float32]
     with pytest.raises(ValueError, match="call fit"):
@@ -253,6 +253,7 @@ def test_an_image_comes_out_the_same_bit_by_bit_whatever_comes_with_it(step: Ste
         (lambda: Shift(1.5), "most must be a whole number"),
         (lambda: RandomCrop(0), "size must be 1 or more"),
         (lambda: Flip(1.2), "at most 1"),
+        (lambda: Pixels(0), "scale must be 1 or more"),
         (lambda: Affine(fill="mirror"), "fill must be 'zero' or 'nearest'"),
         (lambda: Affine(scale=1.0), "at most 0.99"),
         (lambda: Contrast(0.5, 0.2), "high must be 0.5 or more"),

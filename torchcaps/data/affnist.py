@@ -40,13 +40,13 @@ class AffNIST(DataSpec):
     def parts(self, split: str) -> tuple[Member, ...]:
         """Return the 32 files of a part."""
         folder = f"{self._NAMES[split]}_batches"
-        archive = File(f"{folder}.zip", "", (SITE,), 0)
+        archive = File(f"{folder}.zip", "", (SITE,))
         return tuple(Member(f"{folder}/{number}.mat", archive) for number in range(1, 33))
 
     def forms(self, split: str) -> tuple[tuple[Member, ...], ...]:
         """Return the file that has all images of a part, before the 32."""
         name = f"{self._NAMES[split]}.mat"
-        return (Member(name, File(f"{name}.zip", "", (SITE,), 0)),), self.parts(split)
+        return (Member(name, File(f"{name}.zip", "", (SITE,))),), self.parts(split)
 
     def load(self, request: Request) -> Dataset:
         """Read the files of a part: one of all its images where there is one, else the 32."""

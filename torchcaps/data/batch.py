@@ -27,7 +27,9 @@ class Batch(NamedTuple):
     indices: Tensor
 
     def to(self, device: torch.device | str) -> "Batch":
-        """Return the batch on a device; targets that are the images stay so."""
+        """Return the batch on a device; targets that are the images stay so, and indices, which only the host reads,
+        stay where they are.
+        """
         images = self.images.to(device)
         targets = images if self.targets is self.images else self.targets.to(device)
-        return Batch(images, self.labels.to(device), targets, self.indices.to(device))
+        return Batch(images, self.labels.to(device), targets, self.indices)

@@ -109,11 +109,9 @@ class MeanImage(Step):
     """The mean of all training images taken off, pixel by pixel, as Caffe does.
 
     Args:
-        scale: what the bytes are divided by, as in `Pixels`.
-        mean: the mean image; `Pipeline.fit` works it out.
+        mean: the mean image, in the scale of the pipeline's `Pixels`; `Pipeline.fit` works it out.
     """
 
-    scale: int = 255
     mean: Tensor | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -121,14 +119,14 @@ class MeanImage(Step):
         """Whether the mean image is known."""
         return self.mean is not None
 
-    def fit(self, dataset: Dataset) -> Self:
+    def fit(self, dataset: Dataset, scale: int) -> Self:
         """Return the step with the mean image of a training set."""
         total = torch.zeros(dataset.shape, dtype=torch.int64)  # of bytes, so exact
         count = min(len(dataset), ENOUGH)
         index = permuted(torch.arange(count), len(dataset), seed=0, epoch=0)
         for some in tracked(index.split(1000), "the mean image"):
             total += dataset.examples(some).images.long().sum(0)
-        return type(self)(self.scale, (total.double() / count / self.scale).float())
+        return type(self)((total.double() / count / scale).float())
 
     def shape(self, shape: Shape) -> Shape:
         """Return the same shape, after it was seen to be that of the mean image."""

@@ -71,8 +71,8 @@ class Dataset(TorchDataset[tuple[Tensor, ...]]):
         places = torch.as_tensor(indices if isinstance(indices, Tensor) else list(indices))
         if places.dtype == torch.bool and places.shape == (len(self),):
             places = places.nonzero()[:, 0]
-        whole = not (places.dtype.is_floating_point or places.dtype.is_complex or places.dtype == torch.bool)
-        if places.ndim != 1 or not (whole or not len(places)):
+        whole = places.dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+        if places.ndim != 1 or (len(places) and not whole):
             found = f"{places.dtype} of {list(places.shape)}"
             raise ValueError(f"indices must be a list of whole numbers, or a truth value for each image, got {found}")
         if len(places) and not 0 <= int(places.min()) <= int(places.max()) < len(self):

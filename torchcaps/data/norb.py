@@ -62,16 +62,16 @@ class SmallNORB(DataSpec):
     folders: ClassVar[tuple[str, ...]] = ("smallnorb", "smallNORB", "smallnorb/raw", "SmallNORB/raw", "norb", ".")
     classes: ClassVar[tuple[str, ...]] = ("animal", "human", "airplane", "truck", "car")
     known: ClassVar[tuple[str, ...]] = ("instance", "elevation", "azimuth", "lighting")
-    files: ClassVar[dict[str, dict[str, tuple[str, int]]]] = {
+    files: ClassVar[dict[str, dict[str, str]]] = {
         "train": {
-            "smallnorb-5x46789x9x18x6x2x96x96-training-dat.mat.gz": ("66054832f9accfe74a0f4c36a75bc0a2", 0),
-            "smallnorb-5x46789x9x18x6x2x96x96-training-cat.mat.gz": ("23c8b86101fbf0904a000b43d3ed2fd9", 0),
-            "smallnorb-5x46789x9x18x6x2x96x96-training-info.mat.gz": ("51dee1210a742582ff607dfd94e332e3", 0),
+            "smallnorb-5x46789x9x18x6x2x96x96-training-dat.mat.gz": "66054832f9accfe74a0f4c36a75bc0a2",
+            "smallnorb-5x46789x9x18x6x2x96x96-training-cat.mat.gz": "23c8b86101fbf0904a000b43d3ed2fd9",
+            "smallnorb-5x46789x9x18x6x2x96x96-training-info.mat.gz": "51dee1210a742582ff607dfd94e332e3",
         },
         "test": {
-            "smallnorb-5x01235x9x18x6x2x96x96-testing-dat.mat.gz": ("e4ad715691ed5a3a5f138751a4ceb071", 0),
-            "smallnorb-5x01235x9x18x6x2x96x96-testing-cat.mat.gz": ("5aa791cd7e6016cf957ce9bdb93b8603", 0),
-            "smallnorb-5x01235x9x18x6x2x96x96-testing-info.mat.gz": ("a9454f3864d7fd4bb3ea7fc3eb84924e", 0),
+            "smallnorb-5x01235x9x18x6x2x96x96-testing-dat.mat.gz": "e4ad715691ed5a3a5f138751a4ceb071",
+            "smallnorb-5x01235x9x18x6x2x96x96-testing-cat.mat.gz": "5aa791cd7e6016cf957ce9bdb93b8603",
+            "smallnorb-5x01235x9x18x6x2x96x96-testing-info.mat.gz": "a9454f3864d7fd4bb3ea7fc3eb84924e",
         },
     }
 
@@ -105,9 +105,7 @@ class SmallNORB(DataSpec):
         """Return the files of images, of categories, and of what else is known."""
         mirrors = ("https://cs.nyu.edu/~ylclab/data/norb-v1.0-small/",)
         files = self.files[split].items()
-        return tuple(
-            File(name, f"md5:{md5}", mirrors, size, (name.removesuffix(".gz"),)) for name, (md5, size) in files
-        )
+        return tuple(File(name, f"md5:{md5}", mirrors, also=(name.removesuffix(".gz"),)) for name, md5 in files)
 
     def load(self, request: Request) -> Dataset:
         """Read the three files of a part."""

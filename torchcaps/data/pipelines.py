@@ -65,11 +65,15 @@ class Pipeline:
 
     def fit(self, dataset: Dataset) -> "Pipeline":
         """Return the pipeline with what it has to know of the training set, such as its mean image."""
-        fitted: list[Step] = []  # the same step in both lists is fitted once
-        for step in self.steps(True) + self.steps(False):
-            known = [other for other in fitted if other == step and not step.fitted]
-            fitted.append(step if step.fitted else known[0] if known else step.fit(dataset))
-        return Pipeline(fitted[: len(self.train)], fitted[len(self.train) :])
+        known: dict[tuple[Step, int], Step] = {}  # the same step in both lists is fitted once
+        lists: list[list[Step]] = []
+        for steps in (self.steps(True), self.steps(False)):
+            (scale, *_) = (step.scale for step in steps if isinstance(step, Pixels))
+            for step in steps:
+                if not step.fitted and (step, scale) not in known:
+                    known[step, scale] = step.fit(dataset, scale)
+            lists.append([step if step.fitted else known[step, scale] for step in steps])
+        return Pipeline(*lists)
 
     def __call__(self, batch: Batch, seed: int = 0, epoch: int = 0, train: bool = True) -> Batch:
         """Prepare a batch of bytes; chance depends on seed, epoch and the images' index alone."""
@@ -127,7 +131,7 @@ PIPELINES: dict[str, Pipeline] = {
     "choi2019.affnist-official": Pipeline([PadTo(40), Affine(shift=0.2, fill="nearest"), Flip()], [PadTo(40)]),
     # Chen 2019, the authors' prototxt files
     "chen2019.mnist": Pipeline([Pixels(256)], [Pixels(256)]),
-    "chen2019.cifar10": Pipeline([Pixels(256), MeanImage(256)], [Pixels(256), MeanImage(256)]),
+    "chen2019.cifar10": Pipeline([Pixels(256), MeanImage()], [Pixels(256), MeanImage()]),
     # Tsai 2020, appendix A.2, and the authors' code for the numbers
     "tsai2020.cifar10": Pipeline([RandomCrop(32, padding=4), Flip(), _CIFAR], [_CIFAR]),
     "tsai2020.cifar100": Pipeline([RandomCrop(32, padding=4), Flip(), _CIFAR], [_CIFAR]),

@@ -23,14 +23,14 @@ class File:
         name: as its site has it.
         checksum: ``md5:...`` or ``sha256:...`` as published; empty where none is.
         mirrors: addresses of folders on the network that hold it, the best first.
-        size: bytes of the download.
+        size: bytes of the download, 0 where it is not known.
         also: other names that it goes by, unpacked for instance.
     """
 
     name: str
     checksum: str
     mirrors: tuple[str, ...]
-    size: int
+    size: int = 0
     also: tuple[str, ...] = ()
 
 

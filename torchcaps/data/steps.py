@@ -7,7 +7,7 @@ from torch import Tensor
 
 from torchcaps.data.dataset import Dataset
 from torchcaps.data.draws import Draws
-from torchcaps.fields import check_fields
+from torchcaps.fields import check_fields, check_range
 
 __all__ = ["Pixels", "Step", "pixel_sum"]
 
@@ -41,8 +41,8 @@ class Step:
         """Whether it knows all that it has to know of the training set."""
         return True
 
-    def fit(self, dataset: Dataset) -> Self:
-        """Return the step with what it has to know of the training set; most know enough."""
+    def fit(self, dataset: Dataset, scale: int) -> Self:
+        """Return the step with what it has to know of a training set whose bytes are divided by ``scale``."""
         return self
 
     def __call__(self, images: Tensor, draws: Draws) -> Tensor:
@@ -61,6 +61,10 @@ class Pixels(Step):
     targets_too: ClassVar[bool] = True
 
     scale: int = 255
+
+    def check(self) -> None:
+        """Refuse to divide by nothing."""
+        check_range(self, "scale", 1)
 
     def __call__(self, images: Tensor, draws: Draws) -> Tensor:
         """Return the bytes over the scale."""
