@@ -8,11 +8,15 @@
 torch.Size([4, 10])
 """
 
-from torchcaps import data, losses, metrics, models, nn, routing
-from torchcaps.capsules import Capsules
-from torchcaps.data import create_dataset, list_datasets
-from torchcaps.models import create_model, list_models
-from torchcaps.routing import create_routing, list_routings, route
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torchcaps import data, losses, metrics, models, nn, routing, training
+    from torchcaps.capsules import Capsules
+    from torchcaps.data import create_dataset, list_datasets
+    from torchcaps.models import create_model, list_models
+    from torchcaps.routing import create_routing, list_routings, route
 
 __all__ = [
     "Capsules",
@@ -29,6 +33,35 @@ __all__ = [
     "nn",
     "route",
     "routing",
+    "training",
 ]
 
 __version__ = "0.1.0.dev0"
+
+# Where each name lives. They are looked up when they are first asked for, so that the command line can say how it is
+# used without waiting a second for torch.
+_HOMES = {
+    "Capsules": "capsules",
+    "create_dataset": "data",
+    "create_model": "models",
+    "create_routing": "routing",
+    "list_datasets": "data",
+    "list_models": "models",
+    "list_routings": "routing",
+    "route": "routing",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        found = getattr(importlib.import_module(f"torchcaps.{_HOMES[name]}"), name)
+    elif name in __all__:
+        found = importlib.import_module(f"torchcaps.{name}")
+    else:
+        raise AttributeError(f"module 'torchcaps' has no attribute {name!r}")
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

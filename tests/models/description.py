@@ -25,7 +25,9 @@ def describe_recipe(recipe: Recipe) -> str:
     choices = [recipe.loss, recipe.optimizer, recipe.schedule]
     long = f"{recipe.epochs} epochs" if recipe.epochs else f"{recipe.steps} steps"
     said = [*map(shortened, choices), f"batches of {recipe.batch_size}", long, f"{recipe.ascents} ascents", recipe.data]
-    return "; ".join(filter(None, [*said, recipe.test_data, recipe.augmentation]))
+    kept = f"{recipe.weights} of {recipe.validate:g} held out" if recipe.validate else recipe.weights
+    said += [recipe.test_data, recipe.augmentation, "" if kept == "last" else kept]
+    return "; ".join(filter(None, said))
 
 
 def _window(module: Any) -> str:

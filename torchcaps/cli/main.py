@@ -1,11 +1,10 @@
 """Which command is meant, and what becomes of its errors."""
 
+import importlib
 import sys
-from collections.abc import Callable
+from typing import NoReturn
 
 import torchcaps
-from torchcaps.cli.data import data_command
-from torchcaps.cli.models import list_command, show_command
 from torchcaps.fields import known_name
 
 __all__ = ["main"]
@@ -13,26 +12,36 @@ __all__ = ["main"]
 HELP = """\
 usage: torchcaps COMMAND ...
 
-  list    the models, with paper, data, parameters and routing
-  show    one model's layers, what they cost, and the memory that training it takes
-  data    the data sets: which there are, fetch one, check its files, draw a page of it
+  train      a model on a data set, or on a folder of your own images; by default a small one on real digits
+  evaluate   one run, or several together, on its test images or on others
+  predict    the class of image files, with what the network makes of them
+  list       the models, with paper, data, parameters and routing
+  show       one model's layers, what they cost, and the memory that training it takes
+  data       the data sets: which there are, fetch one, check its files, draw a page of it
 
-'torchcaps COMMAND --help' says more, 'torchcaps show MODEL --help' what can be changed in a model. For example:
+'torchcaps COMMAND --help' says more, 'torchcaps train MODEL --help' what can be changed in a model. For example:
 
-  torchcaps list tsai
-  torchcaps show sabour2017_mnist --image 3x64x64 --classes 196
+  torchcaps train
+  torchcaps train sabour2017_mnist --minutes 30
+  torchcaps train ./my_images
+  torchcaps predict runs/capsnet_small-digits-1 photo.png
   torchcaps data sample multimnist --source digits --out grid.png
 """
 
+# Where each command lives: torch is loaded by those that need it.
+COMMANDS = {
+    "data": ("torchcaps.cli.data", "data_command"),
+    "evaluate": ("torchcaps.cli.evaluate", "evaluate_command"),
+    "list": ("torchcaps.cli.models", "list_command"),
+    "predict": ("torchcaps.cli.predict", "predict_command"),
+    "show": ("torchcaps.cli.models", "show_command"),
+    "train": ("torchcaps.cli.train", "train_command"),
+}
+
 
 def main(words: list[str] | None = None) -> None:
-    """Run a command."""
+    """Run a command. What a user did wrong ends with 2, what went wrong with 1."""
     words = sys.argv[1:] if words is None else words
-    commands: dict[str, Callable[[list[str]], None]] = {
-        "list": list_command,
-        "show": show_command,
-        "data": data_command,
-    }
     if not words or words[0] in ("-h", "--help", "help"):
         print(HELP, end="")
         return
@@ -40,10 +49,14 @@ def main(words: list[str] | None = None) -> None:
         print(f"torchcaps {torchcaps.__version__}")
         return
     try:
-        commands[known_name(words[0], commands, "the command")](words[1:])
+        module, name = COMMANDS[known_name(words[0], COMMANDS, "the command")]
+        getattr(importlib.import_module(module), name)(words[1:])
     except (ValueError, TypeError) as error:
-        sys.exit(f"torchcaps: {error}")
+        _leave(str(error), 2)
     except KeyboardInterrupt:
-        sys.exit("torchcaps: stopped")
-    except BrokenPipeError:
-        sys.stderr.close()  # whoever read our output has seen enough
+        _leave("stopped", 130)
+
+
+def _leave(message: str, code: int) -> NoReturn:
+    print(f"torchcaps: {message}", file=sys.stderr)
+    sys.exit(code)

@@ -4,23 +4,34 @@ import dataclasses
 import re
 import sys
 import typing
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from jsonargparse import ArgumentParser, set_parsing_settings
 
+from torchcaps.models.schedules import Schedule
 from torchcaps.routing import Routing
 
-__all__ = ["Parser", "add_fields", "kind_of"]
+__all__ = ["Parser", "add_fields", "described", "kind_of"]
 
-set_parsing_settings(subclasses_enabled=[Routing])
+set_parsing_settings(subclasses_enabled=[Routing, Schedule])
 
 
 class Parser(ArgumentParser):
-    """A parser whose errors are one sentence."""
+    """A parser whose errors are one sentence.
+
+    Attributes:
+        shown: what flags are called in the help, where that differs from what the parser calls them.
+    """
+
+    shown: Mapping[str, str] = MappingProxyType({})
 
     def format_help(self, *args: Any, **kwargs: Any) -> str:
         """Say nothing of types, nor of defaults that are none: the flag's own words tell what happens then."""
         text = super().format_help(*args, **kwargs)
+        for name, other in self.shown.items():
+            text = text.replace(name, other)
         text = re.sub(r"\(type:\s+[^()]*?,\s+default:\s+([^()]*)\)", r"(default: \1)", text)  # values tell their type
         return re.sub(r"\s*\(default:\s+(null|False)\)|\s*\(required\)", "", text)
 
@@ -33,7 +44,8 @@ class Parser(ArgumentParser):
         sentence = re.sub(
             r"Does not validate against any of the Union subtypes.*", "this is none of its values", sentence
         )
-        sys.exit(f"{self.prog}: {sentence.rstrip('.')} (see '{self.prog} --help')")
+        print(f"{self.prog}: {sentence.rstrip('.')} (see '{self.prog} --help')", file=sys.stderr)
+        sys.exit(2)
 
 
 def kind_of(spec: Any, field: str) -> Any:
@@ -41,17 +53,21 @@ def kind_of(spec: Any, field: str) -> Any:
     return typing.get_type_hints(type(spec))[field]
 
 
-def add_fields(parser: Parser, spec: Any, chosen_routing: bool = False) -> None:
+def add_fields(
+    parser: Parser, spec: Any, chosen_routing: bool = False, renamed: Mapping[str, str] = MappingProxyType({})
+) -> None:
     """Make a flag of every field of what one chooses, its value there the default.
 
-    A routing that the user names starts from its own defaults, not from the fields of the model's.
+    A routing that the user names starts from its own defaults, not from the fields of the model's. Fields whose names
+    are taken have another in ``renamed``.
     """
     group = parser.add_argument_group(f"fields of {type(spec).__name__}")
     for field in dataclasses.fields(spec):
         routing = field.name == "routing"
         default = None if routing and chosen_routing else getattr(spec, field.name)
         kind = Routing if routing else kind_of(spec, field.name)
-        group.add_argument(f"--{field.name}", type=kind, default=default, help=described(type(spec), field.name))
+        flag = f"--{renamed.get(field.name, field.name)}"
+        group.add_argument(flag, type=kind, default=default, help=described(type(spec), field.name))
 
 
 def described(cls: type, field: str) -> str:

@@ -1,26 +1,22 @@
 """A page of a data set to look at: images with their labels."""
 
-import os
-import warnings
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchcaps.data.batch import Batch
 from torchcaps.data.dataset import Dataset
+from torchcaps.data.drawing import KINDS, as_rgb, save_figure, two_colours
 from torchcaps.data.errors import DataError, extra
 from torchcaps.data.order import permuted
 from torchcaps.data.pipelines import Pipeline
-from torchcaps.data.scratch import scratch
 
 __all__ = ["draw_grid"]
 
 COLUMNS = 10
 ROWS = 10
 GAP = 2  # pixels of the images between them
-KINDS = (".png", ".svg", ".pdf")
 CANDIDATES = 4000  # images that are looked through for some of each class
 
 
@@ -65,7 +61,7 @@ def _by_class(dataset: Dataset, page: int) -> tuple[list[list[Tensor]], list[str
     first = page * ROWS % n_classes if n_classes > ROWS else 0
     chosen = [(first + number) % n_classes for number in range(min(ROWS, n_classes))]
     batch = _some(dataset, 0 if n_classes > ROWS else page * COLUMNS * n_classes, CANDIDATES)
-    rows = [[_shown(image) for image in batch.images[batch.labels == number][:COLUMNS]] for number in chosen]
+    rows = [[as_rgb(image) for image in batch.images[batch.labels == number][:COLUMNS]] for number in chosen]
     names = [dataset.classes[number] for number, row in zip(chosen, rows, strict=True) if row]
     return [row for row in rows if row], names, []
 
@@ -76,8 +72,8 @@ def _overlapping(dataset: Dataset, page: int) -> tuple[list[list[Tensor]], list[
     rows, words = [], []
     for start in range(0, len(batch.images), COLUMNS):
         part = slice(start, start + COLUMNS)
-        rows.append([_shown(image) for image in batch.images[part]])
-        rows.append([_two_colours(*pair) for pair in batch.targets[part]])
+        rows.append([as_rgb(image) for image in batch.images[part]])
+        rows.append([two_colours(*pair) for pair in batch.targets[part]])
         words.append([_named(dataset, label) for label in batch.labels[part]])
         words.append([""] * len(words[-1]))
     return rows, [""] * len(rows), words
@@ -96,28 +92,11 @@ def _augmented(
     batch = _some(dataset, page * ROWS, ROWS)
     epochs = range(COLUMNS - 1) if train else range(1)
     seen = [pipeline(batch, 0, epoch, train).images for epoch in epochs]
-    rows = [[_shown(image), *(_shown(images[n]) for images in seen)] for n, image in enumerate(batch.images)]
+    rows = [[as_rgb(image), *(as_rgb(images[n]) for images in seen)] for n, image in enumerate(batch.images)]
     many = dataset.n_objects != 1
     names = [_named(dataset, label) if many else dataset.classes[int(label)] for label in batch.labels]
     heads = ["as it is", *(f"epoch {epoch}" for epoch in epochs)]
     return rows, names, [heads, *[[""] * len(heads)] * (len(rows) - 1)]
-
-
-def _shown(image: Tensor) -> Tensor:
-    """Return an image as red, green and blue in 0..1: a stereo pair side by side, odd ranges stretched."""
-    image = image.float() / 255 if image.dtype == torch.uint8 else image.float()
-    if image.min() < 0 or image.max() > 1:
-        image = (image - image.min()) / (image.max() - image.min()).clamp(min=1e-6)
-    if image.shape[0] == 2:
-        image = torch.cat([image[:1], image[1:]], dim=2)
-    return image.expand(3, -1, -1) if image.shape[0] == 1 else image
-
-
-def _two_colours(first: Tensor, second: Tensor) -> Tensor:
-    """Return one image in orange and the other in blue, both where they overlap."""
-    one, other = (image.float()[0] / 255 for image in (first, second))
-    orange, blue = (torch.tensor(colour)[:, None, None] for colour in ((1.0, 0.55, 0.1), (0.15, 0.6, 1.0)))
-    return (one * orange + other * blue).clamp(max=1)
 
 
 def _write(rows: list[list[Tensor]], names: list[str], words: list[list[str]], title: str, out: Path) -> None:
@@ -150,15 +129,4 @@ def _write(rows: list[list[Tensor]], names: list[str], words: list[list[str]], t
     axes.imshow(picture.permute(1, 2, 0).numpy(), interpolation="nearest", aspect="auto")
     axes.set_axis_off()
     figure.text(0.1 / whole_width, 1 - 0.1 / whole_height, title, ha="left", va="top", size=10)
-    _save(figure, out)
-
-
-def _save(figure: Any, out: Path) -> None:
-    try:
-        with scratch(out.parent, sweep=False) as own:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "Glyph .* missing")  # a box for a letter is no reason to complain
-                figure.savefig(own / out.name)
-            os.replace(own / out.name, out)
-    except OSError as error:
-        raise DataError(f"{out} can't be written: {error.strerror or error}") from error
+    save_figure(figure, out)

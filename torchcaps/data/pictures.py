@@ -21,7 +21,7 @@ from torchcaps.data.place import cache_root
 from torchcaps.data.progress import tracked
 from torchcaps.data.scratch import scratch
 
-__all__ = ["Form", "common_form", "read_pictures"]
+__all__ = ["Form", "common_form", "read_picture", "read_pictures"]
 
 LARGEST_KEPT = 96  # images of one size stay as they are up to this
 LARGEST_SQUARE = 64  # and are otherwise reduced to squares of at most this
@@ -95,7 +95,7 @@ def _decoded(paths: Sequence[Path], form: Form) -> tuple[tuple[Tensor, Tensor], 
 
     def read(number: int) -> bool:
         try:
-            images[number] = _picture(paths[number], form)
+            images[number] = read_picture(paths[number], form)
             return True
         except Exception as error:  # Pillow raises anything over a broken file
             problems[paths[number]] = error
@@ -107,8 +107,14 @@ def _decoded(paths: Sequence[Path], form: Form) -> tuple[tuple[Tensor, Tensor], 
     return (images if all(fine) else images[kept], kept), {path: problems[path] for path in paths if path in problems}
 
 
-def _picture(path: Path, form: Form) -> Tensor:
-    """Read one file: upright, whatever its mode, on white where it is transparent, ``[C, H, W]``."""
+def read_picture(path: Path, form: Form, fill: str = "black") -> Tensor:
+    """Read one file: upright, whatever its mode, on white where it is transparent, ``[C, H, W]``.
+
+    Args:
+        path: the file.
+        form: what it is brought into.
+        fill: the colour that it is padded with.
+    """
     pillow, operations = extra("PIL.Image", "reading images"), extra("PIL.ImageOps", "reading images")
     height, width = form.size
     with pillow.open(path) as file:
@@ -127,8 +133,9 @@ def _picture(path: Path, form: Form) -> Tensor:
             if form.fit == "stretch":
                 image = image.resize((width, height), resampling)
             else:
+                colour = {} if form.fit == "crop" else {"color": fill}
                 fitted = operations.fit if form.fit == "crop" else operations.pad
-                image = fitted(image, (width, height), resampling)
+                image = fitted(image, (width, height), resampling, **colour)
         pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
     return pixels.view(height, width, form.channels).permute(2, 0, 1)
 

@@ -147,6 +147,9 @@ class Recipe:
             Algorithm 1, for any model with that routing, otherwise none.
         data: the training set; ``test_data``: what it is tested on, where that is another one.
         augmentation: the name of the paper's pipeline.
+        validate: the share of the training images that is held out to choose a checkpoint by.
+        weights: which weights are the result: the ``"last"``, the ``"best"`` by the images held out, or the
+            ``"average"`` of all, the late ones weighing most.
         note: what the paper leaves open, and what was chosen.
     """
 
@@ -160,12 +163,18 @@ class Recipe:
     data: str = ""
     test_data: str = ""
     augmentation: str = ""
+    validate: float = 0.0
+    weights: Literal["last", "best", "average"] = "last"
     note: str = ""
 
     def __post_init__(self) -> None:
         check_fields(self)
         check_range(self, "batch_size", 1)
         check_range(self, "ascents", 0)
+        check_range(self, "epochs", 1)
+        check_range(self, "steps", 1)
+        if not 0 <= self.validate < 1:
+            raise ValueError(f"Recipe: validate must be a share, 0 or more and below 1, got {self.validate}")
         if self.epochs is not None and self.steps is not None:
             raise ValueError(f"Recipe: give epochs or steps, not both, got {self.epochs} and {self.steps}")
 

@@ -1,6 +1,6 @@
 """Routing as a regularised quadratic program, solved a step at a time beside training."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -99,7 +99,13 @@ class Quadratic(Routing):
     # The other half of training ----------------------------------------------------------------------------
 
     @staticmethod
-    def ascend(module: nn.Module, batch: Any, labels: Tensor) -> Tensor:
+    def ascend(
+        module: nn.Module,
+        batch: Any,
+        labels: Tensor,
+        n_images: int | None = None,
+        reduce: Callable[[Tensor], Tensor] | None = None,
+    ) -> Tensor:
         """Take one ascent step on the coefficients of every `Quadratic` layer: Algorithm 1, line "update b".
 
         No weight and no other state of the module changes, and no weight gets a gradient. Layers below the class
@@ -111,6 +117,9 @@ class Quadratic(Routing):
             batch: what ``module`` is called with. Random layers, such as dropout, draw anew.
             labels: ``[B]`` class numbers, ``[B, K]`` those of ``K`` objects in each image, or ``[B, J]`` with ones for
                 every label of an image.
+            n_images: how many images the mean is over, where this is one process of several that share a batch; by
+                default those of ``labels``.
+            reduce: adds a tensor up over these processes, so that all of them take the same step.
 
         Returns:
             F before the step, without penalties: the batch's mean or sum, as ``reduction`` says.
@@ -133,13 +142,15 @@ class Quadratic(Routing):
         routing: Quadratic = top.routing
         with torch.set_grad_enabled(bool(hidden)):
             votes = top.votes(children)
-            value, query = routing._objective(top, votes, labels)
+            value, query = routing._objective(top, votes, labels, n_images)
             slopes = torch.autograd.grad(value, list(hidden.values()), allow_unused=True) if hidden else ()
             if any(slope is None for slope in slopes):
                 raise ValueError("every Quadratic layer of module must lead to the last one called, and one does not")
         with torch.no_grad():
             # dF/db_ij = Σ_k <dF/dv_kj, v_kij>: one more reduction of the votes.
             slope = votes.detach().dot(query.detach()).sum_to_size(top.coefficients["coefficient"].shape)
+            if reduce is not None:
+                value, slope, slopes = reduce(value), reduce(slope), [reduce(along) for along in slopes]
             pairs = [*zip(hidden, slopes, strict=True), (top, slope)]
             moved = [(layer, layer.routing._moved(layer, along)) for layer, along in pairs]
             for layer, tensors in moved:  # all of them, once none has run away
@@ -147,7 +158,7 @@ class Quadratic(Routing):
                     layer.coefficients[name].copy_(tensor)
         return value.detach()
 
-    def _objective(self, top: Any, votes: Votes, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def _objective(self, top: Any, votes: Votes, labels: Tensor, n_images: int | None) -> tuple[Tensor, Tensor]:
         """Return F without penalty and its gradient ``dF/dv``, ``[B, *L, J, D]``."""
         if any(size != 1 for size in votes.wiring.sites):
             raise ValueError(f"the class layer must have one place, got a grid of {list(votes.wiring.sites)}")
@@ -159,7 +170,7 @@ class Quadratic(Routing):
             raise ValueError(f"labels must be one for each of the {votes.shape[0]} images, got {len(hot)}")
         sign = (2 * hot - 1).view(-1, *votes.wiring.sites, n_classes, 1)
         if self.reduction == "mean" or self.method == "adam":
-            sign = sign / len(hot)
+            sign = sign / (len(hot) if n_images is None else n_images)
         total = votes.sum(top.coefficients["coefficient"])  # v_j, before the squash
         square = (total * total).sum(-1, keepdim=True)
         if self.objective == "sum":

@@ -1,0 +1,71 @@
+"""A run on the command line: its processes, its errors, and the summary at its end."""
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from torchcaps.cli.tables import print_table, start_table
+from torchcaps.data import DataError
+from torchcaps.training.engine import n_processes, process_rank
+from torchcaps.training.errors import RunError, RunStopped
+from torchcaps.training.launch import supervise
+
+__all__ = ["run_safely", "share"]
+
+
+def run_safely(words: list[str], devices: int, run: Callable[[], Any]) -> None:
+    """Run in this process, or in as many as were asked for, and say how it went."""
+    if devices > 1 and n_processes() == 1:
+        sys.exit(supervise(["train", *words], devices))
+    first = process_rank() == 0
+    try:
+        result = run()
+    except RunStopped as stopped:
+        _leave(str(stopped), 128 + stopped.signal, first)
+    except RunError as error:
+        _leave(str(error), 1, True)
+    except (ValueError, TypeError, DataError) as error:
+        _leave(str(error), 2, first)
+    except KeyboardInterrupt:
+        _leave("stopped at once, nothing was saved since the last checkpoint", 130, first)
+    if first:
+        _summary(result)
+
+
+def _leave(message: str, code: int, speak: bool) -> NoReturn:
+    if speak:
+        print(f"torchcaps: {message}", file=sys.stderr, flush=True)
+    if n_processes() > 1:  # other processes must not wait for this one: no tidying up that could hang
+        sys.stdout.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
+def share(value: float) -> str:
+    """Return a share in per cent."""
+    return f"{100 * value:.2f} %"
+
+
+def _summary(result: Any) -> None:
+    minutes = f"{result.seconds / 60:.1f} minutes" if result.seconds >= 60 else f"{result.seconds:.0f} seconds"
+    print(f"\nDone: {result.ended}, after {result.epochs:.4g} epochs ({result.steps:,} steps) in {minutes}.\n")
+    if result.tests:
+        table = start_table("weights", "right", "95 % interval", "wrong", "loss", right=("right", "wrong", "loss"))
+        for kind, found in result.tests.items():
+            low, high = found.interval
+            between = f"{100 * low:.2f} to {100 * high:.2f} %"
+            wrong = f"{found.n - found.n_right:,} of {found.n:,}"
+            mark = f"{kind} *" if len(result.tests) > 1 and kind == result.chosen else kind
+            table.add_row(mark, share(found.accuracy), between, wrong, f"{found.loss:.4f}")
+        print("On the test images, by which nothing was chosen:")
+        print_table(table)
+    print(f"{result.folder}/")
+    for path, what in (
+        ("config.yaml", "everything that decides the run"),
+        ("metrics.csv", "its curve"),
+        ("checkpoints/", "the last weights, and the best where images were held out"),
+        ("pictures/", "curves, reconstructions, what each dimension does, who is taken for whom"),
+    ):
+        print(f"  {path:<14} {what}")
+    print(f"\nGo on: torchcaps predict {result.folder} IMAGE.png, or torchcaps evaluate {result.folder}")

@@ -1,0 +1,155 @@
+"""What people write, as the parser reads it: ``3x64x64`` as a list, ``em`` as a class, a YAML file as flags."""
+
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torchcaps.cli.parser import Parser
+from torchcaps.fields import known_name
+from torchcaps.models import schedules
+from torchcaps.models.schedules import Schedule
+from torchcaps.routing.base import REGISTRY as ROUTINGS
+
+__all__ = ["Flags", "flag_words", "free_words"]
+
+CHOICES = ("--routing", "--schedule")  # whose values are classes, with fields of their own below them
+
+
+@dataclass(frozen=True)
+class Flags:
+    """The flags of a command.
+
+    Args:
+        names: all of them; ``--batch-size`` and ``--batch_size`` are one.
+        tuples: those whose values are several whole numbers.
+        switches: those that may stand alone.
+        short: flags that stand for another: ``--optimizer adam`` for ``--optimizer.kind adam``.
+        below: the same for what flags begin with: ``--data.`` for ``--data-options.``.
+        who: has these flags.
+    """
+
+    names: Collection[str]
+    tuples: Collection[str] = ()
+    switches: Collection[str] = ()
+    short: Mapping[str, str] = field(default_factory=dict)
+    below: Mapping[str, str] = field(default_factory=dict)
+    who: str = "this command"
+
+    def read(self, parser: Parser, words: list[str]) -> tuple[list[str], set[str]]:
+        """Return the words as the parser reads them, each flag with its value, and the flags that are among them."""
+        canonical = {name.replace("-", "_"): name for name in self.names}
+        written, given, rest = [], set(), list(words)
+        while rest:
+            word = rest.pop(0)
+            if not word.startswith("--"):
+                written.append(word)
+                continue
+            flag, equals, value = word.partition("=")
+            for start, longer in self.below.items():
+                if flag.replace("_", "-").startswith(start):
+                    flag = longer + flag[len(start) :]
+            flag = canonical.get(flag.replace("-", "_"), flag)
+            self._check(parser, flag)
+            flag = self.short.get(flag, flag)
+            given.add(flag)
+            if flag.endswith("help"):
+                written.append(flag)
+                continue
+            if not equals:
+                alone = not rest or (flag in self.switches and rest[0].lower() not in ("true", "false"))
+                if alone and flag not in self.switches:
+                    parser.error(f"{flag} needs a value")
+                value = "true" if alone else rest.pop(0)
+            written.append(f"{flag}={self._value(parser, flag, value)}")
+        return written, given
+
+    def _check(self, parser: Parser, flag: str) -> None:
+        choice = flag.partition(".")[0]
+        below = "." in flag and choice in CHOICES and choice in self.names
+        if flag in self.names or below or flag in self.short:
+            return
+        named = sorted(f for f in self.names if not f.endswith("help"))
+        for start, longer in self.below.items():
+            flag, named = flag.replace(longer, start), [name.replace(longer, start) for name in named]
+        parser.error(f"there is no flag {flag}: {_meant(flag, named) or f'{self.who} has {chr(44).join(named)}'}")
+
+    def _value(self, parser: Parser, flag: str, value: str) -> str:
+        if flag == "--image" and not re.fullmatch(r"\[.*\]|\d+([xX,]\d+){2}", value):
+            parser.error(f"--image must be CHANNELSxHEIGHTxWIDTH, such as 3x64x64, got {value!r}")
+        if flag in self.tuples and re.fullmatch(r"\d+([xX,]\d+)*", value):
+            return f"[{', '.join(re.split('[xX,]', value))}]"
+        if flag in CHOICES and not value.startswith("{"):
+            return _choice_class(flag, value)
+        return value
+
+
+def free_words(words: list[str], switches: Collection[str] = ()) -> list[str]:
+    """Return the words that are no flag and no flag's value."""
+    free, taken = [], False
+    for word in words:
+        if word.startswith("--"):
+            taken = "=" not in word and word not in switches and not word.endswith("help")
+        elif taken:
+            taken = False
+        else:
+            free.append(word)
+    return free
+
+
+def _meant(flag: str, flags: Collection[str]) -> str:
+    """Return the question whether another flag was meant; nothing where none is near."""
+    try:
+        known_name(flag, flags, "the flag")
+    except ValueError as error:
+        found = re.search(r"did you mean .*\?", str(error))
+        return found[0].replace("'", "") if found else ""
+    return ""
+
+
+def _choice_class(flag: str, name: str) -> str:
+    """Return the import path of a routing or a schedule by its name, ``em``, or by that of its class, ``EM``."""
+    if "." in name:
+        return name
+    if flag == "--routing":
+        classes = {cls.__name__: cls for cls in ROUTINGS.values()}
+        cls = classes[name] if name in classes else ROUTINGS[known_name(name, ROUTINGS, "routing")]
+    else:
+        known = {cls: getattr(schedules, cls) for cls in schedules.__all__ if cls != Schedule.__name__}
+        plain = {cls.lower(): cls for cls in known}
+        cls = known[known_name(plain.get(re.sub("[-_ ]", "", name.lower()), name), known, "schedule")]
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def flag_words(path: str) -> list[str]:
+    """Return the flags that a YAML file stands for, as words."""
+    import yaml
+
+    try:
+        values = yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} can't be read: {getattr(error, 'strerror', None) or error}") from error
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is no YAML file: {' '.join(str(error).split())}") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} must be a list of settings, such as 'epochs: 5'")
+    return list(_flags(values))
+
+
+def _flags(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if value is None or name == "note":
+            continue
+        if name == "model":
+            yield str(value)
+        elif name == "fields":
+            yield from _flags({f"model_{k}" if k == "schedule" else k: v for k, v in value.items()})
+        elif name in ("data_options", "test_options"):
+            yield from _flags(value, "data." if name == "data_options" else "test_data.")
+        elif isinstance(value, dict) and "class_path" not in value:
+            yield from _flags(value, f"{name}.")
+        else:
+            yield f"--{name}={value if isinstance(value, str) else json.dumps(value)}"

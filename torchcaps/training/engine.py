@@ -1,0 +1,137 @@
+"""The engine under the loop: Lightning Fabric, for precision, devices and processes."""
+
+import contextlib
+import datetime
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchcaps.training.errors import RunError, extra
+from torchcaps.training.spec import RunSpec
+
+__all__ = ["Engine", "n_processes", "process_rank"]
+
+PATIENCE = datetime.timedelta(minutes=30)  # for a process that lives but does not answer; a dead one is noticed at once
+
+
+def n_processes() -> int:
+    """Return how many processes were started together, by torchrun or by ``--devices``."""
+    return int(os.environ.get("WORLD_SIZE", "1")) if "TORCHELASTIC_RUN_ID" in os.environ else 1
+
+
+def process_rank() -> int:
+    """Return which of them this is."""
+    return int(os.environ.get("RANK", "0")) if n_processes() > 1 else 0
+
+
+class Engine:
+    """One process of a run.
+
+    Attributes:
+        rank, world: which of how many processes this is.
+        device: where it computes.
+        first: whether it is the one that writes and speaks.
+    """
+
+    def __init__(self, spec: RunSpec) -> None:
+        fabric = extra("lightning_fabric", "training")
+        self.world, self.rank = n_processes(), process_rank()
+        local = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if self.world > 1 else 1
+        strategy: Any = "auto"
+        if self.world > 1:
+            strategy = fabric.strategies.DDPStrategy(timeout=PATIENCE)
+        threads = spec.threads or max(1, len(os.sched_getaffinity(0)) // local)
+        with _quietly():
+            self.fabric = fabric.Fabric(
+                accelerator=spec.accelerator,
+                devices=local,
+                num_nodes=self.world // local,
+                strategy=strategy,
+                precision=spec.precision,
+            )
+            self.fabric.launch()
+        torch.set_num_threads(threads)
+        if spec.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.use_deterministic_algorithms(True)
+            torch.backends.cudnn.benchmark = False
+        self.device: torch.device = self.fabric.device
+        self.first = self.rank == 0
+        self.threads = threads
+
+    def setup(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Any]:
+        """Return the model and the optimiser as the engine wants them."""
+        with _quietly():
+            return self.fabric.setup(model, optimizer)
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Return the sum of a tensor over all processes, where it was."""
+        if self.world == 1:
+            return tensor
+        with _peers():
+            total = tensor.detach().clone().to(self.device)
+            torch.distributed.all_reduce(total)
+        return total.to(tensor.device)
+
+    def most(self, number: float) -> float:
+        """Return the largest of the processes' numbers."""
+        if self.world == 1:
+            return number
+        with _peers():
+            value = torch.tensor(float(number), device=self.device)
+            torch.distributed.all_reduce(value, torch.distributed.ReduceOp.MAX)
+        return float(value)
+
+    def told(self, value: Any) -> Any:
+        """Return what the first process has."""
+        if self.world == 1:
+            return value
+        with _peers():
+            return self.fabric.broadcast(value)
+
+    def wait(self) -> None:
+        """Wait for the others."""
+        self.most(0)
+
+    def close(self) -> None:
+        """Leave the group of processes."""
+        if self.world > 1 and torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+
+def lost_peer(error: BaseException) -> bool:
+    """Return whether an error is that another process is gone."""
+    words = ("connection closed by peer", "connection reset", "gloo", "nccl", "broken pipe", "timed out waiting")
+    distributed = isinstance(error, RuntimeError | ConnectionError)
+    return distributed and any(word in str(error).lower() for word in words)
+
+
+@contextlib.contextmanager
+def _peers() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        if lost_peer(error):
+            raise RunError("another process of this run has ended, so this one can't go on") from error
+        raise
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Keep the engine's advice to itself: it is about settings that are ours."""
+    loggers = [logging.getLogger(name) for name in ("lightning_fabric", "lightning_fabric.utilities.distributed")]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)

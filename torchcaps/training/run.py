@@ -1,0 +1,284 @@
+"""A run from its beginning to its report: what ``torchcaps train`` does."""
+
+import contextlib
+import dataclasses
+import datetime
+import json
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import torchcaps
+from torchcaps.models import Network
+from torchcaps.models.memory import estimate_memory
+from torchcaps.training.checkpoint import read_checkpoint
+from torchcaps.training.display import Display
+from torchcaps.training.engine import Engine, n_processes, process_rank
+from torchcaps.training.errors import CheckpointError, RunError
+from torchcaps.training.folder import RunFolder
+from torchcaps.training.loop import Training
+from torchcaps.training.measure import Measures, evaluate
+from torchcaps.training.pictures import draw_run
+from torchcaps.training.setting import Images, check_objects, fitted, make_loader, make_network, open_images
+from torchcaps.training.spec import RunSpec
+
+__all__ = ["Result", "resume", "train"]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run has brought.
+
+    Args:
+        folder: where it is written.
+        ended: why it is over.
+        epochs, steps, seconds: how long it was.
+        chosen: which of the weights count: ``"last"``, ``"best"`` or ``"average"``.
+        tests: for each kind of weights that there is what it does on the test images; empty where there are none.
+    """
+
+    folder: Path
+    ended: str
+    epochs: float
+    steps: int
+    seconds: float
+    chosen: str
+    tests: dict[str, Measures]
+
+    @property
+    def test(self) -> Measures | None:
+        """What the weights that count do on the test images."""
+        return self.tests.get(self.chosen)
+
+
+def train(spec: RunSpec, out: str | os.PathLike[str] | None = None, chosen: frozenset[str] = frozenset()) -> Result:
+    """Train a model.
+
+    Args:
+        spec: what was chosen.
+        out: the folder of the run; by default a new one below ``runs``.
+        chosen: fields of the model that are not to follow the data.
+    """
+    images = open_images(spec)
+    spec = fitted(spec, images, chosen)
+    network = make_network(spec)
+    check_objects(network, images)
+    _check(spec, images)
+    display = Display(process_rank() == 0)
+    _announce(spec, network, images, display)
+    engine = Engine(spec)
+    name = f"{spec.model}-{_short(spec.how.data)}"
+    folder = RunFolder.new(out, name) if engine.first else RunFolder(out or ".")
+    folder = RunFolder(engine.told(str(folder.path))) if not engine.first else _told(engine, folder)
+    if engine.first:
+        folder.hold()
+        folder.write_config(spec)
+    display.say(f"in {folder.path}")
+    training = Training(spec, folder, engine, images, network, display)
+    return _finished(training)
+
+
+def resume(path: str | os.PathLike[str], change: Callable[[RunSpec], RunSpec] = lambda spec: spec) -> Result:
+    """Go on with a run from its newest checkpoint that is whole.
+
+    Args:
+        path: the folder of the run.
+        change: returns the run with other bounds.
+    """
+    folder = RunFolder.existing(path)
+    if process_rank() == 0:
+        folder.hold()
+        folder.sweep()
+    spec = change(folder.read_config())
+    display = Display(process_rank() == 0)
+    checkpoint, problems = folder.newest()
+    images = open_images(spec)
+    network = make_network(spec)
+    engine = Engine(spec)
+    training = Training(spec, folder, engine, images, network, display)
+    if problems and checkpoint is None:
+        raise CheckpointError(f"{problems[0]}; there is no other checkpoint to go on from")
+    for problem in problems:
+        display.say(f"{problem}; going on from the one before it")
+    if problems and engine.first:
+        folder.set_aside(folder.last)
+    if checkpoint is not None:
+        try:
+            training.resume(checkpoint)
+        except CheckpointError as error:
+            raise CheckpointError(f"{folder.last} does not belong to this run: {error}") from error
+    state = training.state
+    display.say(
+        f"going on with {folder.path} at step {state.step:,}, epoch {state.epoch + state.number / training.per_epoch:.2f}"
+    )
+    if engine.first:
+        folder.write_config(spec)
+    return _finished(training)
+
+
+def _told(engine: Engine, folder: RunFolder) -> RunFolder:
+    engine.told(str(folder.path))
+    return folder
+
+
+def _short(data: str) -> str:
+    """Return a name for a data set that a folder can have."""
+    return Path(data).name if os.sep in data else data.rpartition(".")[2] or data
+
+
+def _check(spec: RunSpec, images: Images) -> None:
+    """Refuse what contradicts itself."""
+    recipe = spec.how
+    if images.held_out is None:
+        if recipe.weights == "best":
+            raise ValueError("weights 'best' needs images to choose by: hold some out with --validate 0.1")
+        if spec.patience is not None:
+            raise ValueError("--patience needs images to judge by: hold some out with --validate 0.1")
+    if recipe.batch_size < n_processes():
+        raise ValueError(
+            f"--batch-size must be at least the number of processes, {n_processes()}, got {recipe.batch_size}"
+        )
+
+
+def _announce(spec: RunSpec, network: Network, images: Images, display: Display) -> None:
+    """Say what is about to happen, and the memory that it takes."""
+    if not display.speak:
+        return
+    recipe = spec.how
+    size = "x".join(map(str, network.spec.image))
+    display.say(f"{spec.model}: {network.n_parameters:,} parameters, images of {size}, {network.spec.classes} classes")
+    counts = [f"{len(images.train):,} to learn from"]
+    counts += [f"{len(images.held_out):,} held out"] if images.held_out is not None else []
+    counts += [f"{len(images.test):,} of {images.test.name} to test with"] if images.test is not None else []
+    display.say(f"{images.train.name}: {', '.join(counts)}")
+    long = f"{recipe.steps:,} steps" if recipe.steps else f"{recipe.epochs:,} epochs"
+    long += f", {spec.minutes:g} minutes at most" if spec.minutes is not None else ""
+    rate = f"{recipe.optimizer.kind} at {recipe.optimizer.rate:g}, {type(recipe.schedule).__name__}"
+    display.say(f"{recipe.loss.scores.replace('_', '-')} loss, {rate}, batches of {recipe.batch_size}, {long}")
+    with_memory = estimate_memory(network, -(-recipe.batch_size // (spec.accumulate * n_processes())))
+    needed, free = with_memory.total, _free_memory()
+    display.say(f"memory: about {_bytes(needed)} to train" + (f", {_bytes(free)} free" if free else ""))
+    if free and needed > free:
+        display.say("this is likely too much: a smaller --batch-size, or --accumulate 4, takes less")
+
+
+def _bytes(count: float) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
+
+
+def _free_memory() -> int | None:
+    """Return the bytes that are free on this machine, where it says so."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration, ValueError):
+        return None
+
+
+def _finished(training: Training) -> Result:
+    """Train to the end, test, and write the report."""
+    folder, engine = training.folder, training.engine
+    try:
+        state = training.run()
+        tests = _tested(training)
+        epochs = state.epoch + state.number / training.per_epoch
+        chosen = training.recipe.weights
+        result = Result(folder.path, state.ended, epochs, state.step, state.seconds, chosen, tests)
+        if engine.first:
+            folder.write_text(folder.results, json.dumps(_report(training, result), indent=2) + "\n")
+            _draw(training, result)
+        engine.wait()
+    finally:
+        if training.record is not None:
+            training.record.close()
+    engine.close()
+    return result
+
+
+def _tested(training: Training) -> dict[str, Measures]:
+    """Look at the test images with every kind of weights that there is; nothing is chosen by what comes out."""
+    images, network, engine = training.images, training.network, training.engine
+    if images.test is None:
+        return {}
+    loader = make_loader(images.test, training.spec, images.pipeline, False, engine)
+
+    def look() -> Measures:
+        return evaluate(training.model, network, loader, training.loss, training.state.step, engine.sum)
+
+    tests = {"last": look()}
+    if training.average is not None:
+        with training.average.in_place(network):
+            tests["average"] = look()
+    if training.folder.best.exists():
+        own = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+        read_checkpoint(training.folder.best, engine.device).load_weights(network)
+        tests["best"] = look()
+        if training.recipe.weights != "best":
+            network.load_state_dict(own)
+    return tests
+
+
+def _report(training: Training, result: Result) -> dict[str, Any]:
+    """Return all that is worth knowing of a run later on."""
+    return {
+        "model": training.spec.model,
+        "data": training.recipe.data,
+        "ended": result.ended,
+        "epochs": round(result.epochs, 4),
+        "steps": result.steps,
+        "seconds": round(result.seconds, 1),
+        "seed": training.spec.seed,
+        "weights": result.chosen,
+        "best": dataclasses.asdict(training.state.best) if training.folder.best.exists() else None,
+        "test": {kind: measures_json(found) for kind, found in result.tests.items()},
+        "command": shlex.join(["torchcaps", *sys.argv[1:]]),
+        "finished": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "machine": machine(training.engine),
+    }
+
+
+def measures_json(found: Measures) -> dict[str, Any]:
+    """Return what was measured as a file holds it."""
+    low, high = found.interval
+    return {"accuracy": found.accuracy, "interval": [low, high], **dataclasses.asdict(found)}
+
+
+def machine(engine: Engine | None = None) -> dict[str, Any]:
+    """Return what a run's time depends on."""
+    cpu = platform.processor() or platform.machine()
+    with_name = Path("/proc/cpuinfo")
+    if with_name.exists():
+        names = [line.partition(":")[2].strip() for line in with_name.read_text().splitlines() if "model name" in line]
+        cpu = names[0] if names else cpu
+    return {
+        "cpu": cpu,
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "processes": engine.world if engine is not None else 1,
+        "device": str(engine.device) if engine is not None else "cpu",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "torchcaps": torchcaps.__version__,
+    }
+
+
+def _draw(training: Training, result: Result) -> None:
+    """Draw the pictures of a run; that they can't be drawn is no reason to lose it."""
+    folder, images, network = training.folder, training.images, training.network
+    loader = None
+    if images.test is not None:
+        loader = make_loader(images.test, training.spec, images.pipeline, False)
+    rows = training.record.rows if training.record is not None else []
+    kind = result.chosen
+    try:
+        with training.average.in_place(network) if training.average is not None else contextlib.nullcontext():
+            draw_run(rows, network, loader, result.tests.get(kind), folder.pictures, training.spec.model)
+    except (RunError, ValueError) as error:
+        training.display.say(f"the pictures can't be drawn: {error}")
