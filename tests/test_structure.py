@@ -21,7 +21,9 @@ MODULES = sorted(m.name for m in pkgutil.walk_packages([str(PACKAGE)], "torchcap
 
 # Imports point down: a part may import those after it, and itself.
 LAYERS = [
+    {"torchcaps.__main__"},
     {"torchcaps.cli"},
+    {"torchcaps.training"},
     {"torchcaps"},
     {"torchcaps.models"},
     {"torchcaps.nn", "torchcaps.losses", "torchcaps.metrics", "torchcaps.data"},
@@ -30,7 +32,7 @@ LAYERS = [
     {"torchcaps.capsules", "torchcaps.activations", "torchcaps.labels", "torchcaps.fields"},
 ]
 # What needs more than torch, and says so when it is missing.
-EXTRAS = {"torchcaps.cli": {"jsonargparse", "rich"}}  # torchcaps.data imports its extras when it needs them
+EXTRAS = {"torchcaps.cli": {"jsonargparse", "rich", "yaml"}}  # the others import theirs when they need them
 
 
 def part_of(module: str) -> str:

@@ -12,7 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torchcaps import data, losses, metrics, models, nn, routing, training
+    from torchcaps import data, losses, metrics, models, nn, routing
     from torchcaps.capsules import Capsules
     from torchcaps.data import create_dataset, list_datasets
     from torchcaps.models import create_model, list_models
@@ -33,7 +33,6 @@ __all__ = [
     "nn",
     "route",
     "routing",
-    "training",
 ]
 
 __version__ = "0.1.0.dev0"

@@ -11,6 +11,6 @@ for needed in ("jsonargparse", "rich"):
     if importlib.util.find_spec(needed) is None:
         sys.exit(f"torchcaps: the command line needs {needed}: pip install 'torchcaps[cli]'")
 
-from torchcaps.cli.main import main
+from torchcaps.cli.main import main  # noqa: E402, what it needs is looked for first
 
 __all__ = ["main"]

@@ -24,7 +24,7 @@ from torchcaps.training.setting import open_test, some_of
 __all__ = ["evaluate_command"]
 
 DESCRIPTION = (
-    "Test a run on its own test images or on others: accuracy with its 95 % interval (Wilson's), by class, and the loss. "
+    "Test a run on its own test images or on others: accuracy with Wilson's 95 % interval, by class, and the loss. "
     "Several runs together are an ensemble, the mean of their scores, as the papers do. "
     "Examples: torchcaps evaluate runs/capsnet_small-digits-1; torchcaps evaluate runs/capsnet_small-digits-*; "
     "torchcaps evaluate runs/sabour2017_affnist-expanded-mnist-1 --data affnist-style"
@@ -50,11 +50,9 @@ def evaluate_command(words: list[str]) -> None:
         text = described(type(spec), field.name)
         parser.add_argument(f"--data-options.{field.name}", type=kind_of(spec, field.name) | None, help=text)
     parser.shown = {"--data-options.": "--data."}
-    names = {option for action in parser._actions for option in action.option_strings if option.startswith("--")}
-    flags = Flags(names, switches={"--json"}, below={"--data.": "--data-options."}, who="evaluate")
-    json_wanted = "--json" in words
-    written, _ = flags.read(parser, [word for word in words if word != "--json"])
-    options = parser.parse_args(written + (["--json"] if json_wanted else []))
+    flags = Flags(parser.flags, switches={"--json"}, below={"--data.": "--data-options."}, who="evaluate")
+    words, _ = flags.read(parser, words)
+    options = parser.parse_args(words)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     runs = [load_run(path, options.weights) for path in options.runs]

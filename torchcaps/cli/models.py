@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import re
 import sys
 import typing
 from typing import Any
@@ -12,13 +11,13 @@ from rich.console import Console
 
 from torchcaps.cli.parser import Parser, add_fields, kind_of
 from torchcaps.cli.tables import print_table, start_table
+from torchcaps.cli.words import Flags
 from torchcaps.fields import known_name
 from torchcaps.models import Network, Recipe, create_model
 from torchcaps.models.memory import TrainingMemory, estimate_memory, streaming_layers
 from torchcaps.models.registry import REGISTRY as MODELS
 from torchcaps.models.spec import CapsuleSpec, ModelSpec
 from torchcaps.models.summary import Summary, shortened
-from torchcaps.routing.base import REGISTRY as ROUTINGS
 
 __all__ = ["list_command", "show_command"]
 
@@ -91,9 +90,9 @@ def show_command(words: list[str]) -> None:
     spec = None if name is None else MODELS[known_name(name, MODELS, "model")].spec
     if spec is not None:
         parser.prog = f"torchcaps show {name}"
-        words = _readable(parser, spec, words)
         chosen_routing = any(word.partition("=")[0] == "--routing" for word in words)
         add_fields(parser, spec, chosen_routing)
+        words, _ = _flags(parser, spec).read(parser, words)
     options = parser.parse_args(words)
     assert spec is not None, "the parser requires a name"
     if options.batch is not None and options.batch < 1:
@@ -120,31 +119,12 @@ def _model_name(words: list[str]) -> str | None:
     return free[0] if free else None
 
 
-def _readable(parser: Parser, spec: ModelSpec, words: list[str]) -> list[str]:
-    """Write what people write as the parser reads it: ``3x64x64`` and ``512,1024`` as lists, ``em`` as its class."""
-    tuples = {f"--{f.name}" for f in dataclasses.fields(spec) if typing.get_origin(kind_of(spec, f.name)) is tuple}
-    flags = {f"--{f.name}" for f in dataclasses.fields(spec)} | {"--batch", "--json", "--help", "--routing.help"}
-    written = []
-    for before, word in zip(["", *words], words, strict=False):
-        flag, equals, value = word.partition("=") if word.startswith("--") else (before, "", word)
-        if word.startswith("--") and flag not in flags and not (flag.startswith("--routing.") and "--routing" in flags):
-            fields = ", ".join(sorted(flags - {"--help", "--routing.help"}))
-            parser.error(f"there is no flag {flag}: this model has {fields}")
-        if value and flag == "--image" and not re.fullmatch(r"\[.*\]|\d+([xX,]\d+){2}", value):
-            parser.error(f"--image must be CHANNELSxHEIGHTxWIDTH, such as 3x64x64, got {value!r}")
-        if value and flag in tuples and re.fullmatch(r"\d+([xX,]\d+)*", value):
-            value = f"[{', '.join(re.split('[xX,]', value))}]"
-        if value and flag == "--routing" and "." not in value:
-            value = _routing_class(value)
-        written.append(f"{flag}={value}" if equals else value if not word.startswith("--") else word)
-    return written
-
-
-def _routing_class(name: str) -> str:
-    """Return the import path of a routing by its name, ``em``, or by that of its class, ``EM``."""
-    classes = {cls.__name__: cls for cls in ROUTINGS.values()}
-    cls = classes[name] if name in classes else ROUTINGS[known_name(name, ROUTINGS, "routing")]
-    return f"{cls.__module__}.{cls.__qualname__}"
+def _flags(parser: Parser, spec: ModelSpec) -> Flags:
+    """Return the flags of a model."""
+    kinds = {f"--{field.name}": kind_of(spec, field.name) for field in dataclasses.fields(spec)}
+    tuples = [flag for flag, kind in kinds.items() if typing.get_origin(kind) is tuple]
+    switches = [flag for flag, kind in kinds.items() if kind is bool]
+    return Flags(parser.flags, tuples, [*switches, "--json"], who="this model")
 
 
 def _memory(model: Network, summary: Summary, batch: int) -> dict[str, TrainingMemory]:

@@ -27,6 +27,11 @@ class Parser(ArgumentParser):
 
     shown: Mapping[str, str] = MappingProxyType({})
 
+    @property
+    def flags(self) -> set[str]:
+        """All flags, ``--help`` among them."""
+        return {flag for action in self._actions for flag in action.option_strings if flag.startswith("--")}
+
     def format_help(self, *args: Any, **kwargs: Any) -> str:
         """Say nothing of types, nor of defaults that are none: the flag's own words tell what happens then."""
         text = super().format_help(*args, **kwargs)

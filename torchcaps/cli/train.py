@@ -106,9 +106,8 @@ def _parser(words: list[str]) -> tuple[Parser, Flags, Entry, str | None]:
     tuples = {
         f"--{renamed.get(f.name, f.name)}" for f in fields if typing.get_origin(kind_of(entry.spec, f.name)) is tuple
     }
-    flags = {option for action in parser._actions for option in action.option_strings if option.startswith("--")}
     switches = _switches() | {f"--{renamed.get(f.name, f.name)}" for f in fields if kind_of(entry.spec, f.name) is bool}
-    return parser, Flags(flags, tuples, switches, SHORT, BELOW, entry.name), entry, folder
+    return parser, Flags(parser.flags, tuples, switches, SHORT, BELOW, entry.name), entry, folder
 
 
 def _switches() -> set[str]:
@@ -188,7 +187,7 @@ def _now(text: str, value: Any) -> str:
 def _spec(entry: Entry, folder: str | None, chosen: Any, given: set[str], options: Any) -> RunSpec:
     """Make the run out of flags: what was not given is as the recipe has it."""
     names = {
-        f.name: f"model_{f.name}" if f.name in RUN + ["schedule"] else f.name for f in dataclasses.fields(entry.spec)
+        f.name: f"model_{f.name}" if f.name in (*RUN, "schedule") else f.name for f in dataclasses.fields(entry.spec)
     }
     fields = {
         name: chosen[flag] for name, flag in names.items() if any(g.partition(".")[0] == f"--{flag}" for g in given)

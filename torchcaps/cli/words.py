@@ -1,5 +1,6 @@
 """What people write, as the parser reads it: ``3x64x64`` as a list, ``em`` as a class, a YAML file as flags."""
 
+import difflib
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -15,6 +16,7 @@ from torchcaps.routing.base import REGISTRY as ROUTINGS
 
 __all__ = ["Flags", "flag_words", "free_words"]
 
+FEW = 25  # flags that can be listed in a sentence
 CHOICES = ("--routing", "--schedule")  # whose values are classes, with fields of their own below them
 
 
@@ -55,7 +57,7 @@ class Flags:
             self._check(parser, flag)
             flag = self.short.get(flag, flag)
             given.add(flag)
-            if flag.endswith("help"):
+            if flag.endswith("help") or flag == "--json":  # these take no value
                 written.append(flag)
                 continue
             if not equals:
@@ -74,7 +76,11 @@ class Flags:
         named = sorted(f for f in self.names if not f.endswith("help"))
         for start, longer in self.below.items():
             flag, named = flag.replace(longer, start), [name.replace(longer, start) for name in named]
-        parser.error(f"there is no flag {flag}: {_meant(flag, named) or f'{self.who} has {chr(44).join(named)}'}")
+        near = [] if len(named) <= FEW else difflib.get_close_matches(flag, named, n=3, cutoff=0.6)
+        advice = f"{self.who} has {', '.join(named)}" if len(named) <= FEW else "the help lists those that there are"
+        if near:
+            advice = f"did you mean {' or '.join(near)}?"
+        parser.error(f"there is no flag {flag}: {advice}")
 
     def _value(self, parser: Parser, flag: str, value: str) -> str:
         if flag == "--image" and not re.fullmatch(r"\[.*\]|\d+([xX,]\d+){2}", value):
@@ -97,16 +103,6 @@ def free_words(words: list[str], switches: Collection[str] = ()) -> list[str]:
         else:
             free.append(word)
     return free
-
-
-def _meant(flag: str, flags: Collection[str]) -> str:
-    """Return the question whether another flag was meant; nothing where none is near."""
-    try:
-        known_name(flag, flags, "the flag")
-    except ValueError as error:
-        found = re.search(r"did you mean .*\?", str(error))
-        return found[0].replace("'", "") if found else ""
-    return ""
 
 
 def _choice_class(flag: str, name: str) -> str:

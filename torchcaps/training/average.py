@@ -25,23 +25,23 @@ class Average:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint keeps of it: a model's weights, and the number of steps."""
-        return {**self._means, **self._others, "n_steps": torch.tensor(self.n_steps)}
+        """What a checkpoint keeps of it: all of a model's weights."""
+        return {**self._means, **self._others}
 
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Go on from what a checkpoint kept."""
+    def load(self, tensors: Mapping[str, Tensor], n_steps: int) -> None:
+        """Go on from what a checkpoint kept after so many steps."""
         if not tensors:
             raise CheckpointError("the checkpoint has no average of the weights: the run kept none")
         for name, mean in self._means.items():
             mean.copy_(tensors[name])
-        self.n_steps = int(tensors["n_steps"])
+        self.n_steps = n_steps
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
         """Take note of the weights after a step."""
         decay = min(self.decay, (1 + self.n_steps) / (10 + self.n_steps))
         weights = [p.detach() for p in model.parameters()]
-        torch._foreach_lerp_(list(self._means.values()), weights, 1 - decay)
+        torch._foreach_lerp_(list(self._means.values()), weights, 1 - decay)  # type: ignore[reportPrivateImportUsage]
         self._others = dict(model.named_buffers())
         self.n_steps += 1
 

@@ -63,7 +63,8 @@ def write_checkpoint(
 
     Args:
         path: where.
-        tensors, state: what it holds.
+        tensors: what it holds, by name.
+        state: what else.
         previous: what the file that stands there now is called afterwards; without it, it is gone.
     """
     safetensors = extra("safetensors.torch", "a checkpoint")
@@ -151,5 +152,6 @@ def _checksum(tensors: Mapping[str, Tensor]) -> str:
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        digest.update(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
+        content: Any = tensor.reshape(-1).view(torch.uint8).numpy()  # no copy
+        digest.update(content)
     return digest.hexdigest()

@@ -1,6 +1,7 @@
 """What a person sees of a run: a bar on a terminal, plain lines in pipes and files."""
 
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -32,10 +33,14 @@ class Display:
         """Print a line, above the bar where there is one."""
         if not self.speak:
             return
-        if self._bar is not None:
-            self._bar.console.print(text, markup=False, highlight=False)
-        else:
-            print(text, flush=True)
+        try:
+            if self._bar is not None:
+                self._bar.console.print(text, markup=False, highlight=False)
+            else:
+                print(text, flush=True)
+        except BrokenPipeError:  # whoever read has gone: no reason to end a run of hours
+            self.speak = False
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115, it stays open to the end
 
     @contextlib.contextmanager
     def running(self, total: int, done: int) -> Iterator[None]:

@@ -4,7 +4,7 @@ import contextlib
 import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from torchcaps.data.scratch import PREFIX, into_place, scratch
 from torchcaps.training.checkpoint import Checkpoint, read_checkpoint
@@ -53,17 +53,26 @@ class RunFolder:
                 return cls(_fresh(Path("runs"), name))
             folder = cls(path)
             folder.path.mkdir(parents=True, exist_ok=True)
+            folder.refuse_full()
             folder.hold()
-            if folder.config.exists():
-                raise ValueError(
-                    f"{path} holds a run already: go on with it by --resume {path}, or name another folder"
-                )
-            if any(entry.name != "lock" for entry in folder.path.iterdir()):
-                raise ValueError(f"{path} is not empty: name a new folder for the run")
+            try:
+                folder.refuse_full()  # again: another run may have been quicker
+            except ValueError:
+                folder.release()
+                raise
         except OSError as error:
             where = "runs" if path is None else path
             raise RunError(f"the run's folder can't be made in {where}: {error.strerror or error}") from error
         return folder
+
+    def refuse_full(self) -> None:
+        """Refuse a folder for a new run that has something in it."""
+        if self.config.exists():
+            raise ValueError(
+                f"{self.path} holds a run already: go on with it by --resume {self.path}, or name another folder"
+            )
+        if any(entry.name != "lock" and not entry.name.startswith(PREFIX) for entry in self.path.iterdir()):
+            raise ValueError(f"{self.path} is not empty: name a new folder for the run")
 
     @classmethod
     def existing(cls, path: str | os.PathLike[str]) -> "RunFolder":
@@ -86,6 +95,7 @@ class RunFolder:
             except OSError:
                 lock.seek(0)
                 owner = lock.read().strip()
+                lock.close()
                 raise ValueError(f"{self.path} is in use: process {owner or '?'} trains there") from None
         lock.truncate(0)
         lock.write(f"{os.getpid()}\n")
@@ -97,6 +107,12 @@ class RunFolder:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
     def sweep(self) -> None:
         """Remove what a killed process has left half-written."""

@@ -5,15 +5,14 @@ killed and goes on from a checkpoint, in the middle of an epoch or not, ends wit
 """
 
 import contextlib
-import dataclasses
 import time
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from torchcaps.data import Batch
+from torchcaps.data import Batch, MeanImage
 from torchcaps.data.draws import hashed
 from torchcaps.models import Network
 from torchcaps.routing import Quadratic, RoutingDivergence
@@ -75,6 +74,7 @@ class Training:
         self.tally = Tally(network)
         self.gradient_norm = 0.0
         self.record: Record | None = None
+        self._reported = 0  # the step of the last row
 
     # Beginning and end -------------------------------------------------------------------------------------
 
@@ -82,9 +82,9 @@ class Training:
         """Go on from a checkpoint."""
         checkpoint.load_weights(self.network)
         restore_optimizer(self.optimizer.optimizer, checkpoint.part("optimizer"))
-        if self.average is not None:
-            self.average.load(checkpoint.part("average"))
         self.state = State.from_plain(checkpoint.state["run"])
+        if self.average is not None:
+            self.average.load(checkpoint.part("average"), self.state.step)
         self.state.ended = ""
         if self.state.tally and self.engine.first:  # the counts are those of all processes together
             self.tally.restore(self.state.tally)
@@ -99,6 +99,8 @@ class Training:
         """Train until the end, a wish to stop, or an error."""
         if self.engine.first:
             self.record = Record(self.folder, self.state.step, self.spec.tensorboard)
+            self._reported = self.record.rows[-1]["step"] if self.record.rows else 0
+        self._reported = int(self.engine.told(self._reported))
         self._started = self._saved = time.monotonic()
         self._before = self.state.seconds
         self.network.train()
@@ -246,7 +248,8 @@ class Training:
         if whole and state.step >= self.total:
             self._over()
         due = whole and (state.epoch + 1) % self.spec.evaluate_every == 0
-        self._report(look=due or bool(state.ended))
+        if self._reported != state.step:
+            self._report(look=due or bool(state.ended))
         if whole:
             state.epoch, state.number = state.epoch + 1, 0
         if not state.ended and self.spec.patience is not None and state.waited >= self.spec.patience:
@@ -276,7 +279,7 @@ class Training:
         if self.record is not None:
             self.record.write(**row)
         self.display.row(row, self.recipe.epochs)
-        self.tally = Tally(self.network)
+        self.tally, self._reported = Tally(self.network), state.step
 
     def _look(self) -> Measures:
         assert self.watch is not None
@@ -318,11 +321,9 @@ class Training:
             self._write(self.folder.last, tensors)
         self._saved = time.monotonic()
 
-    def _write(self, path: Any, tensors: dict[str, Tensor]) -> None:
-        mean = [
-            step.mean for step in self.images.pipeline.steps(False) if hasattr(step, "fit") and hasattr(step, "mean")
-        ]
-        tensors |= {f"pipeline.{n}": m for n, m in enumerate(mean) if isinstance(m, Tensor)}
+    def _write(self, path: Path, tensors: dict[str, Tensor]) -> None:
+        means = [step.mean for step in self.images.pipeline.steps(False) if isinstance(step, MeanImage)]
+        tensors |= {f"pipeline.{n}": mean for n, mean in enumerate(means) if mean is not None}
         state = {"run": self.state.plain(), "config": self.spec.plain(), "classes": list(self.images.train.classes)}
         write_checkpoint(path, tensors, state, self.folder.previous if path == self.folder.last else None)
 

@@ -141,7 +141,7 @@ def _mixed(labels: Tensor, which: Tensor) -> list[int]:
 
 
 def draw_dimensions(model: CapsuleNetwork, loader: Loader, out: Path, title: str = "") -> None:
-    """Draw what each dimension of a capsule does: a row for each, moved from -0.25 to 0.25, decoded. Sabour 2017, fig. 4.
+    """Draw what each dimension of a capsule does: a row for each, moved and decoded (Sabour 2017, figure 4).
 
     Poses whose length is taken over ``sqrt(D)`` (Choi 2019) are moved by ``sqrt(D)`` times as much, as in its figure 3.
     """

@@ -1,7 +1,7 @@
 """What one chooses, as plain values that a YAML file holds, and back.
 
-A class that stands for a choice of its own (a routing, a schedule) is written as ``class_path`` and ``init_args``, which
-is how jsonargparse writes it too, so that the file of a run is a file of flags.
+A class that stands for a choice of its own (a routing, a schedule) is written as ``class_path`` and ``init_args``, as
+jsonargparse writes it, so that the file of a run is a file of flags.
 """
 
 import dataclasses

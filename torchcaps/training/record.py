@@ -10,7 +10,7 @@ from torchcaps.training.folder import RunFolder
 
 __all__ = ["COLUMNS", "Record", "read_rows"]
 
-COLUMNS = (
+COLUMNS: tuple[str, ...] = (
     "epoch",  # epochs done, 0.5 in the middle of the first
     "step",
     "seconds",

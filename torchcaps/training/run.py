@@ -74,15 +74,16 @@ def train(spec: RunSpec, out: str | os.PathLike[str] | None = None, chosen: froz
     display = Display(process_rank() == 0)
     _announce(spec, network, images, display)
     engine = Engine(spec)
-    name = f"{spec.model}-{_short(spec.how.data)}"
-    folder = RunFolder.new(out, name) if engine.first else RunFolder(out or ".")
-    folder = RunFolder(engine.told(str(folder.path))) if not engine.first else _told(engine, folder)
-    if engine.first:
-        folder.hold()
-        folder.write_config(spec)
-    display.say(f"in {folder.path}")
-    training = Training(spec, folder, engine, images, network, display)
-    return _finished(training)
+    own = RunFolder.new(out, f"{_short(spec.model)}-{_short(spec.how.data)}") if engine.first else None
+    folder = own or RunFolder(engine.told(None))
+    if own is not None:
+        engine.told(str(own.path))
+    with folder:
+        if engine.first:
+            folder.hold()
+            folder.write_config(spec)
+        display.say(f"in {folder.path}")
+        return _finished(Training(spec, folder, engine, images, network, display))
 
 
 def resume(path: str | os.PathLike[str], change: Callable[[RunSpec], RunSpec] = lambda spec: spec) -> Result:
@@ -92,40 +93,38 @@ def resume(path: str | os.PathLike[str], change: Callable[[RunSpec], RunSpec] = 
         path: the folder of the run.
         change: returns the run with other bounds.
     """
-    folder = RunFolder.existing(path)
-    if process_rank() == 0:
-        folder.hold()
-        folder.sweep()
-    spec = change(folder.read_config())
-    display = Display(process_rank() == 0)
-    checkpoint, problems = folder.newest()
-    images = open_images(spec)
-    network = make_network(spec)
-    engine = Engine(spec)
-    training = Training(spec, folder, engine, images, network, display)
-    if problems and checkpoint is None:
-        raise CheckpointError(f"{problems[0]}; there is no other checkpoint to go on from")
-    for problem in problems:
-        display.say(f"{problem}; going on from the one before it")
-    if problems and engine.first:
-        folder.set_aside(folder.last)
-    if checkpoint is not None:
-        try:
-            training.resume(checkpoint)
-        except CheckpointError as error:
-            raise CheckpointError(f"{folder.last} does not belong to this run: {error}") from error
-    state = training.state
-    display.say(
-        f"going on with {folder.path} at step {state.step:,}, epoch {state.epoch + state.number / training.per_epoch:.2f}"
-    )
-    if engine.first:
-        folder.write_config(spec)
-    return _finished(training)
-
-
-def _told(engine: Engine, folder: RunFolder) -> RunFolder:
-    engine.told(str(folder.path))
-    return folder
+    with RunFolder.existing(path) as folder:
+        if process_rank() == 0:
+            folder.hold()
+            folder.sweep()
+        spec = change(folder.read_config())
+        checkpoint, problems = folder.newest()
+        if problems and checkpoint is None:
+            raise CheckpointError(f"{problems[0]}; there is no other checkpoint to go on from")
+        images = open_images(spec)
+        network = make_network(spec)
+        check_objects(network, images)
+        _check(spec, images)
+        engine, display = Engine(spec), Display(process_rank() == 0)
+        training = Training(spec, folder, engine, images, network, display)
+        for problem in problems:
+            display.say(f"{problem}; going on from the one before it")
+        if checkpoint is not None:
+            try:
+                training.resume(checkpoint)
+            except CheckpointError as error:
+                raise CheckpointError(
+                    f"the checkpoint in {folder.path} does not belong to this run: {error}"
+                ) from error
+        engine.wait()  # until all have read it
+        if engine.first:
+            if problems:
+                folder.set_aside(folder.last)
+            folder.write_config(spec)
+        state = training.state
+        epochs = state.epoch + state.number / training.per_epoch
+        display.say(f"going on with {folder.path} at step {state.step:,}, epoch {epochs:.2f}")
+        return _finished(training)
 
 
 def _short(data: str) -> str:

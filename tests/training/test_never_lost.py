@@ -1,0 +1,230 @@
+"""Nothing is lost: kills, signals, broken files, full disks, two runs in one folder."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tests.training.own import CHOI
+from tests.training.test_loop import last, same, small, weights
+from torchcaps.training import CheckpointError, RunError, RunStopped, resume, train
+from torchcaps.training.checkpoint import read_checkpoint, write_checkpoint
+from torchcaps.training.display import Display
+from torchcaps.training.folder import RunFolder
+from torchcaps.training.loading import load_run
+from torchcaps.training.loop import Training
+from torchcaps.training.record import read_rows
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_a_run_killed_twenty_times_ends_as_one_that_never_was(tmp_path: Path) -> None:
+    """SIGKILL at random moments, in the middle of epochs and of writing; dropout, batch norm and augmentation on."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "tests.training.killed", str(tmp_path), "20"]
+    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert json.loads(run.stdout)["killed"] >= 20
+    whole, killed = (read_checkpoint(tmp_path / name / "checkpoints/last.safetensors") for name in ("whole", "killed"))
+    assert len(whole.tensors) > 50  # weights, running statistics, what the optimiser keeps
+    assert same(whole.tensors, killed.tensors)
+    rows, others = (read_rows(tmp_path / name / "metrics.csv") for name in ("whole", "killed"))
+    assert len(rows) == 20
+    for row, other in zip(rows, others, strict=True):
+        assert {**row, "seconds": 0} == {**other, "seconds": 0}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_wish_to_stop_saves_and_says_how_to_go_on(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = small("choi2019_mnist", fields=CHOI, validate=0.2, epochs=3)
+    whole = train(spec, tmp_path / "whole")
+
+    def interrupted(self: Display, step: int, *_: Any) -> None:
+        if step == 6:
+            signal.raise_signal(number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Display, "step", interrupted)
+        with pytest.raises(RunStopped, match=r"stopped at step 6, .*torchcaps train --resume .*run") as stop:
+            train(spec, tmp_path / "run")
+    assert stop.value.signal == number
+    result = resume(tmp_path / "run")
+    assert same(last(result).tensors, last(whole).tensors)
+    assert result.tests == whole.tests
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler  # as it was
+
+
+def test_a_wish_to_stop_during_a_look_does_not_wait_for_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = small(epochs=2, validate=0.5)
+    whole = train(spec, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        patch.setattr(Display, "tick", lambda _: signal.raise_signal(signal.SIGTERM))
+        with pytest.raises(RunStopped, match="stopped at step 3, epoch 1.00"):
+            train(spec, tmp_path / "run")
+    result = resume(tmp_path / "run")
+    assert same(weights(result), weights(whole))
+    rows = read_rows(result.folder / "metrics.csv")
+    assert [row["step"] for row in rows] == [3, 6]
+    assert rows[0]["validation_accuracy"] is not None
+
+
+def test_asked_twice_it_ends_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def twice(*_: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Display, "step", twice)
+    with pytest.raises(KeyboardInterrupt):
+        train(small(), tmp_path / "run")
+
+
+def broken_files(good: Path) -> dict[str, bytes]:
+    content = good.read_bytes()
+    changed = bytearray(content)
+    changed[-100] ^= 1
+    return {
+        "truncated": content[: len(content) // 2],
+        "empty": b"",
+        "a bit changed": bytes(changed),
+        "a header cut off": content[:20],
+        "words": b"not a checkpoint at all",
+        "huge header": (2**60).to_bytes(8, "little") + b"{}",
+    }
+
+
+def test_a_broken_checkpoint_is_said_and_the_one_before_it_taken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = small(epochs=3, checkpoint_steps=2)
+    whole = train(spec, tmp_path / "whole")
+    train(spec.but(epochs=2), tmp_path / "run")
+    folder = RunFolder(tmp_path / "run")
+    for name, content in broken_files(folder.last).items():
+        kept = folder.last.read_bytes(), folder.previous.read_bytes()
+        folder.last.write_bytes(content)
+        with pytest.raises(CheckpointError, match="no checkpoint|broken"):
+            read_checkpoint(folder.last)
+        assert load_run(folder.path).note.endswith("the one before it is taken"), name
+        capsys.readouterr()
+        result = resume(folder.path, lambda spec: spec.but(epochs=3))
+        assert "going on from the one before it" in capsys.readouterr().out
+        assert same(last(result).tensors, last(whole).tensors), name
+        folder.last.write_bytes(kept[0])
+        folder.previous.write_bytes(kept[1])
+    folder.last.write_bytes(b"")
+    folder.previous.write_bytes(b"")
+    with pytest.raises(CheckpointError, match="there is no other checkpoint to go on from"):
+        resume(folder.path)
+    assert folder.last.read_bytes() == b""  # nothing was touched
+
+
+def test_a_foreign_checkpoint_is_named_for_what_it_is(tmp_path: Path) -> None:
+    run = train(small(), tmp_path / "run")
+    other = train(small(width=6), tmp_path / "other")
+    path = run.folder / "checkpoints/last.safetensors"
+    path.write_bytes((other.folder / "checkpoints/last.safetensors").read_bytes())
+    with pytest.raises(CheckpointError, match=r"does not belong to this run: .* front\.conv1\.\w+ is \[6"):
+        resume(run.folder)
+    with pytest.raises(CheckpointError, match="those of another model"):
+        load_run(run.folder)
+    save_file({"weight": torch.zeros(3)}, tmp_path / "theirs.safetensors")
+    with pytest.raises(CheckpointError, match="is no checkpoint of torchcaps"):
+        read_checkpoint(tmp_path / "theirs.safetensors")
+    torch.save({"weight": torch.zeros(3)}, tmp_path / "pickle.pt")
+    with pytest.raises(CheckpointError, match="no checkpoint, or a broken one"):
+        read_checkpoint(tmp_path / "pickle.pt")
+    with pytest.raises(CheckpointError, match="is not there"):
+        read_checkpoint(tmp_path / "nothing")
+    write_checkpoint(tmp_path / "odd.safetensors", {"model.x": torch.zeros(1)}, {"run": {"step": 1}, "classes": []})
+    path.write_bytes((tmp_path / "odd.safetensors").read_bytes())
+    with pytest.raises(CheckpointError):
+        resume(run.folder)
+
+
+@pytest.fixture
+def small_files() -> Any:
+    """Files of more than 20,000 bytes can't be written for a while, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    limit = lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))  # noqa: E731
+    yield limit
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_ends_the_run_with_its_last_state_intact(
+    tmp_path: Path, small_files: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = small(epochs=3, checkpoint_steps=2)
+    whole = train(spec, tmp_path / "whole")
+    plain = Training._step
+
+    def fills(self: Training, batch: Any) -> None:
+        plain(self, batch)
+        if self.state.step == 7:
+            small_files(20_000)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Training, "_step", fills)
+        with pytest.raises(RunError, match=r"last.safetensors can't be written: File too large"):
+            train(spec, tmp_path / "run")
+    small_files(-1)
+    folder = RunFolder(tmp_path / "run")
+    assert read_checkpoint(folder.last).state["run"]["step"] == 6
+    assert sorted(path.name for path in folder.last.parent.iterdir()) == ["last.safetensors", "previous.safetensors"]
+    assert same(last(resume(folder.path)).tensors, last(whole).tensors)
+
+
+def test_a_folder_that_cannot_be_made_is_said_before_anything_is_trained(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="the run's folder can't be made in .*: Not a directory"):
+        train(small(), tmp_path / "file/run")
+
+
+def test_two_runs_in_one_folder_do_not_mix(tmp_path: Path) -> None:
+    train(small(), tmp_path / "run")
+    with pytest.raises(ValueError, match="holds a run already: go on with it by --resume"):
+        train(small(), tmp_path / "run")
+    with RunFolder(tmp_path / "run") as busy:
+        busy.hold()
+        with pytest.raises(ValueError, match=f"is in use: process {os.getpid()} trains there"):
+            resume(tmp_path / "run")
+    resume(tmp_path / "run")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/letter.txt").write_text("mine")
+    with pytest.raises(ValueError, match="is not empty"):
+        train(small(), tmp_path / "full")
+    assert os.listdir(tmp_path / "full") == ["letter.txt"]
+    for path in (tmp_path / "nowhere", tmp_path / "full", tmp_path / "full/letter.txt"):
+        with pytest.raises(ValueError, match="is no run"):
+            RunFolder.existing(path)
+
+
+def test_a_configuration_that_is_none_is_said(tmp_path: Path) -> None:
+    run = train(small(), tmp_path / "run")
+    config = run.folder / "config.yaml"
+    for text in ("[1, 2", "words", "model: nothing\n", "steps: [1]\n", "colour: blue\n"):
+        config.write_text(text)
+        with pytest.raises(ValueError, match="is no configuration of a run"):
+            load_run(run.folder)
+
+
+def test_a_run_that_is_over_may_go_on_longer(tmp_path: Path) -> None:
+    spec = small(epochs=2, checkpoint_steps=3)
+    train(spec, tmp_path / "run")
+    again = resume(tmp_path / "run")
+    assert again.steps == 10
+    assert [row["step"] for row in read_rows(tmp_path / "run/metrics.csv")] == [5, 10]
+    longer = resume(tmp_path / "run", lambda spec: spec.but(epochs=4))
+    assert longer.steps == 20
+    assert same(weights(longer), weights(train(spec.but(epochs=4), tmp_path / "whole")))
