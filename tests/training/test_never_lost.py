@@ -71,7 +71,7 @@ def test_a_wish_to_stop_during_a_look_does_not_wait_for_its_end(
     whole = train(spec, tmp_path / "whole")
     with monkeypatch.context() as patch:
         patch.setattr(Display, "tick", lambda _: signal.raise_signal(signal.SIGTERM))
-        with pytest.raises(RunStopped, match="stopped at step 3, epoch 1.00"):
+        with pytest.raises(RunStopped, match=r"stopped at step 3, epoch 1\.00"):
             train(spec, tmp_path / "run")
     result = resume(tmp_path / "run")
     assert same(weights(result), weights(whole))
@@ -114,7 +114,7 @@ def test_a_broken_checkpoint_is_said_and_the_one_before_it_taken(
     for name, content in broken_files(folder.last).items():
         kept = folder.last.read_bytes(), folder.previous.read_bytes()
         folder.last.write_bytes(content)
-        with pytest.raises(CheckpointError, match="no checkpoint|broken"):
+        with pytest.raises(CheckpointError, match=r"no checkpoint|broken"):
             read_checkpoint(folder.last)
         assert load_run(folder.path).note.endswith("the one before it is taken"), name
         capsys.readouterr()
@@ -187,7 +187,7 @@ def test_a_full_disk_ends_the_run_with_its_last_state_intact(
 
 def test_a_folder_that_cannot_be_made_is_said_before_anything_is_trained(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match="the run's folder can't be made in .*: Not a directory"):
+    with pytest.raises(RunError, match=r"the run's folder can't be made in .*: Not a directory"):
         train(small(), tmp_path / "file/run")
 
 

@@ -75,15 +75,16 @@ def _with_config(words: list[str]) -> list[str]:
         if not paths:
             return words
         path, rest = paths[0], [word for word in words if not word.startswith("--config=")]
-    settings = flag_words(path)
-    named = free_words(rest)
-    own = {word.partition("=")[0].replace("-", "_") for word in rest if word.startswith("--")}
-    if {"--epochs", "--steps"} & own:  # of the two, what was given counts
-        own |= {"--epochs", "--steps"}
-    kept = [
-        w for w in settings if w.partition("=")[0].replace("-", "_") not in own and (w.startswith("--") or not named)
-    ]
+    named, own = free_words(rest), {_plain(word) for word in rest if word.startswith("--")}
+    if own & {"epochs", "steps"}:  # of the two, what was given counts
+        own |= {"epochs", "steps"}
+    kept = [word for word in flag_words(path) if (_plain(word) not in own if word.startswith("--") else not named)]
     return kept + rest
+
+
+def _plain(word: str) -> str:
+    """Return the name of a flag, however it is written."""
+    return word.partition("=")[0].removeprefix("--").replace("-", "_")
 
 
 def _parser(words: list[str]) -> tuple[Parser, Flags, Entry, str | None]:

@@ -24,6 +24,7 @@ FRAME = 0.08  # of the shorter side: how wide the frame is whose brightness tell
 BRIGHT = 0.6  # from which on it is paper
 LARGE = 10  # times the network's size: what a photograph is read in before its ink is found
 MNIST_LIKE = ("digits", "mnist", "expanded-mnist", "affnist-style")
+OVERLAPPING = ("multimnist", "multimnist-official", "diverse-multimnist")
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,7 @@ def _shares(run: Trained, scores: Tensor) -> Tensor:
 
 def _on_paper(pixels: Tensor, run: Trained) -> bool:
     """Return whether an image has a bright frame, and the network was trained on images with dark ones."""
-    if not run.spec.how.data.endswith(("mnist", "digits", "mnist-official")):
+    if run.spec.how.data not in (*MNIST_LIKE, *OVERLAPPING):
         return False  # of other grey images nobody knows which way round they are
     frame = max(1, round(FRAME * min(pixels.shape[1:])))
     inner = pixels[:, frame:-frame, frame:-frame]

@@ -1,0 +1,436 @@
+"""``torchcaps train``, ``evaluate`` and ``predict``, as a person and as a script would use them."""
+
+import contextlib
+import io
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from PIL import Image
+
+from tests.training.own import DATA, MODEL
+from torchcaps.cli import main
+from torchcaps.data import create_dataset
+from torchcaps.models.schedules import Exponential, OneCycle
+from torchcaps.routing import EM, Dynamic
+from torchcaps.training import RunSpec, predict, train
+from torchcaps.training.loading import load_run
+from torchcaps.training.loop import Training
+from torchcaps.training.record import read_rows
+
+ROOT = Path(__file__).resolve().parents[2]
+FEW = ["--data", DATA, "--batch-size", "16", "--threads", "1"]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(sys, "path", [str(ROOT), *sys.path])
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    main(list(words))
+    return capsys.readouterr().out
+
+
+def refusal(*words: str) -> str:
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said), pytest.raises(SystemExit) as stop:
+        main(list(words))
+    assert stop.value.code == 2, said.getvalue()
+    assert said.getvalue().count("\n") == 1, said.getvalue()
+    return said.getvalue().strip()
+
+
+def spec_of(folder: str) -> RunSpec:
+    return load_run(folder).spec
+
+
+# train -----------------------------------------------------------------------------------------------------
+
+
+def test_a_run_says_what_it_does_and_leaves_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    text = run(capsys, "train", MODEL, *FEW, "--epochs", "2", "--validate", "0.2")
+    assert "images of 1x28x28, 10 classes" in text
+    assert "few: 56 to learn from, 14 held out, 30 of few to test with" in text
+    assert "memory: about " in text
+    assert "epoch     2/2" in text
+    assert not {"\x1b", "\r"} & set(text)  # plain lines: nobody looks
+    assert "On the test images, by which nothing was chosen:" in text
+    folder = Path("runs/Narrow-FewDigits-1")
+    assert f"torchcaps predict {folder} IMAGE.png" in text
+    for name in (
+        "config.yaml",
+        "metrics.csv",
+        "results.json",
+        "checkpoints/last.safetensors",
+        "checkpoints/best.safetensors",
+    ):
+        assert (folder / name).is_file(), name
+    report = json.loads((folder / "results.json").read_text())
+    assert report["test"]["last"]["n"] == 30
+    assert report["seed"] == 0
+    assert report["machine"]["torch"] == torch.__version__
+    run(capsys, "train", MODEL, *FEW, "--steps", "1")
+    assert Path("runs/Narrow-FewDigits-2").is_dir()
+
+
+def test_flags_and_files_say_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "--steps 2 --routing em --routing.iterations 3 --optimizer sgd --optimizer.rate 0.5 --loss margin --width 5"
+    more = "--schedule exponential --schedule.period 7 --clip 2 --seed 4 --augmentation= --data.train 40 --hidden 6,7"
+    run(capsys, "train", MODEL, *FEW, *words.split(), *more.split(), "--out", "flags")
+    spec = spec_of("flags")
+    assert spec.fields["routing"] == EM(3)
+    assert spec.fields["hidden"] == (6, 7)
+    assert (spec.fields["width"], spec.seed, spec.clip) == (5, 4, 2)
+    assert spec.how.schedule == Exponential(period=7)
+    assert (spec.how.optimizer.kind, spec.how.optimizer.rate) == ("sgd", 0.5)
+    assert (spec.how.loss.scores, spec.how.augmentation) == ("margin", "")
+    assert spec.data_options == {"train": 40}
+    # The file of a run is a file of flags, and what is given beside it has the last word.
+    run(capsys, "train", "--config", "flags/config.yaml", "--out", "again")
+    assert spec_of("again") == spec
+    assert (
+        (Path("again/metrics.csv").read_text().split(",")[11:18])
+        == Path("flags/metrics.csv").read_text().split(",")[11:18]
+    )
+    run(capsys, "train", "--config=flags/config.yaml", "--out", "other", "--epochs", "1", "--seed=5")
+    assert (spec_of("other").seed, spec_of("other").how.epochs, spec_of("other").how.steps) == (5, 1, None)
+    # A file of one's own says only what it wants to.
+    mine = {"model": MODEL, "data": DATA, "epochs": 1, "routing": "dynamic", "optimizer": {"rate": 0.25}, "threads": 1}
+    Path("mine.yaml").write_text(yaml.safe_dump(mine))
+    run(capsys, "train", "--config", "mine.yaml", "--out", "mine")
+    assert spec_of("mine").how.optimizer.rate == 0.25
+    assert spec_of("mine").fields["routing"] == Dynamic()
+
+
+def test_what_is_not_said_is_the_recipes(capsys: pytest.CaptureFixture[str]) -> None:
+    run(capsys, "train", *FEW, "--steps", "1", "--width", "4", "--types", "2", "--hidden", "8", "--out", "run")
+    spec = spec_of("run")
+    assert spec.model == "capsnet_small"
+    assert spec.how.schedule == OneCycle()
+    assert spec.how.augmentation == "sabour2017.mnist"
+    assert spec.how.optimizer.rate == 3e-3
+
+
+def test_a_users_own_routing_model_and_data_by_import_path(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("mine.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from tests.training.own import FewDigits, Narrow\n"
+        "from torchcaps.routing import Dynamic\n"
+        "@dataclass(frozen=True)\n"
+        "class MyRouting(Dynamic):\n"
+        "    iterations: int = 1\n"
+        "net = Narrow(width=3)\n"
+        "@dataclass(frozen=True)\n"
+        "class Data(FewDigits):\n"
+        "    train: int = 33\n"
+    )
+    words = ["mine.net", "--data", "mine.Data", "--routing", "mine.MyRouting", "--steps", "1", "--out", "run"]
+    assert "few: 33 to learn from" in run(capsys, "train", *words)
+    model = load_run("run").model
+    assert type(model.spec.routing).__name__ == "MyRouting"
+    assert model.spec.width == 3
+    assert "mine.nothing can't be imported: mine has no 'nothing'" in refusal("train", "mine.nothing")
+    assert "can't be imported: No module named 'absent'" in refusal("train", "--data", "absent.Data")
+    assert "mine.Data must be a model of your own" in refusal("train", "mine.Data")
+
+
+MISTAKES = {
+    "capsnet_smal": "did you mean 'capsnet_small'",
+    "--data digts": "did you mean 'digits'",
+    "--epohcs 3": "there is no flag --epohcs: did you mean --epochs",
+    "--epochs 3 --steps 3": "give --epochs or --steps, not both",
+    "--epochs": "--epochs needs a value",
+    "--epochs many": "epochs",
+    "--epochs 0": "--epochs must be 1 or more, got 0",
+    "--minutes 0": "--minutes must be over 0, got 0",
+    "--clip -1": "--clip must be over 0, got -1",
+    "--validate 1.5": "--validate must be a share, 0 or more and below 1, got 1.5",
+    "--validate 0.00001": "holds out 0 of 70 images",
+    "--weights best": "weights 'best' needs images to choose by: hold some out with --validate",
+    "--patience 3": "--patience needs images to judge by",
+    "--image 3x28x28": "the model is for images of 3x28x28, and few has images of 1x28x28",
+    "--classes 5": "the model is for 5 classes, and few has 10 classes",
+    "--data multimnist --data.source digits --n_objects 1": "is for 1 objects in an image, and multimnist has 2",
+    "--data diverse-multimnist --data.source digits": "is for one object in an image, and diverse-multimnist has any",
+    "--augmentation tsai2020.cifar10": "the augmentation 'tsai2020.cifar10' does not fit",
+    "--augmentation nothing": "augmentation must be the name of one",
+    "--routing nothing": "routing must be the name of one",
+    "--schedule nothing": "schedule must be the name of one",
+    "--precision half": "precision",
+    "--data.train 0": "is empty: there are no images to work with",
+    "--data.trains 3": "there is no flag --data.trains: did you mean --data.train",
+    "--resume nowhere": "nowhere is no run: there is no such folder",
+    "--config nothing.yaml": "nothing.yaml can't be read: No such file",
+    "./nowhere": "./nowhere is no folder, and no model has that name",
+    "tests.training.own.Narrow capsnet_small": "one model at a time",
+}
+
+
+@pytest.mark.parametrize("words", MISTAKES)
+def test_mistakes_get_one_sentence_and_leave_nothing(words: str, tmp_path: Path) -> None:
+    own = words.split()
+    few = [] if {"--data", "--resume", "--config"} & set(own) else ["--data", DATA]
+    named = any(not w.startswith("-") for w in own[:1]) or "--resume" in own
+    assert MISTAKES[words] in refusal("train", *([] if named else [MODEL]), *few, *own)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_that_goes_on_takes_bounds_only(capsys: pytest.CaptureFixture[str]) -> None:
+    run(capsys, "train", MODEL, *FEW, "--epochs", "1", "--out", "run")
+    assert "--seed can't change a run that goes on" in refusal("train", "--resume", "run", "--seed", "3")
+    text = run(capsys, "train", "--resume", "run", "--epochs", "2")
+    assert "going on with run at step 5, epoch 1.00" in text
+    assert len(read_rows(Path("run/metrics.csv"))) == 2
+    assert "run holds a run already" in refusal("train", MODEL, *FEW, "--out", "run")
+
+
+def test_the_best_is_chosen_on_images_held_out_and_never_on_the_test_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trap 52: what is looked at while training is the images held out, disjoint from the others; both are reported."""
+    looked: list[str] = []
+    plain = Training._look
+
+    def noted(self: Training):  # type: ignore[no-untyped-def]
+        assert self.watch is not None
+        looked.append(self.watch.dataset.split)
+        return plain(self)
+
+    monkeypatch.setattr(Training, "_look", noted)
+    spec = RunSpec.of(MODEL, data=DATA, batch_size=16, epochs=4, validate=0.2, weights="best", threads=1)
+    result = train(spec, tmp_path / "run")
+    assert looked == ["validation"] * 4
+    rows = read_rows(tmp_path / "run/metrics.csv")
+    assert all(row["test_accuracy"] is None for row in rows)
+    best = max(rows, key=lambda row: (row["validation_accuracy"], -row["validation_loss"]))
+    assert load_run(tmp_path / "run").step == best["step"]
+    assert set(result.tests) == {"last", "best"}
+    assert result.test is result.tests["best"]
+    stopped = train(
+        RunSpec.of(MODEL, data=DATA, epochs=50, validate=0.2, patience=2, threads=1, seed=1), tmp_path / "early"
+    )
+    assert stopped.epochs < 50
+    assert stopped.ended == "2 looks without a better result on the images held out"
+
+
+def test_a_folder_of_images_is_data_enough(capsys: pytest.CaptureFixture[str]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for number, name in enumerate(("bright", "dark", "mixed")):
+        for n in range(8):
+            pixels = (torch.rand(40, 36, 3, generator=generator) * 80 + 80 * number).to(torch.uint8)
+            Path("pics", name).mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels.numpy()).save(f"pics/{name}/{n}.png")
+    small = ["--width", "8", "--stages", "[[4, 1]]", "--types", "2", "--blocks", "1"]
+    text = run(capsys, "train", "./pics", *small, "--steps", "2", "--threads", "1")
+    assert "capsnet_images" in text
+    assert "images of 3x40x36, 3 classes" in text
+    assert "pics: 18 to learn from, 3 held out, 3 of pics to test with" in text
+    assert "memory: about" in text
+    folder = "runs/capsnet_images-pics-1"
+    assert Path(folder, "checkpoints/best.safetensors").is_file()
+    text = run(capsys, "evaluate", folder, "--threads", "1")
+    assert "pics, test: 3 images" in text
+    assert "bright" in text
+    text = run(capsys, "predict", folder, "pics/dark/0.png", "--json")
+    assert set(json.loads(text)[0]["scores"]) == {"bright", "dark", "mixed"}
+    assert "give the images once" in refusal("train", "./pics", "--data", "digits")
+
+
+def test_tensorboard_gets_the_same_curves(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    run(capsys, "train", MODEL, *FEW, "--epochs", "1", "--tensorboard", "--out", "run")
+    (events,) = Path("run/tensorboard").iterdir()
+    assert b"train/loss" in events.read_bytes()
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    said = refusal("train", MODEL, *FEW, "--epochs", "1", "--tensorboard", "--out", "other")
+    assert "--tensorboard needs tensorboard: pip install 'torchcaps[tensorboard]'" in said
+
+
+def test_without_the_engine_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lightning_fabric", None)
+    said = refusal("train", MODEL, *FEW, "--epochs", "1")
+    assert "training needs lightning_fabric: pip install 'torchcaps[train]'" in said
+
+
+def test_help_needs_no_torch_and_training_help_no_engine() -> None:
+    script = (
+        "import sys, contextlib; from torchcaps.cli import main\n"
+        "with contextlib.suppress(SystemExit): main(sys.argv[1:])\n"
+        "print('loaded:', *(name for name in ('torch', 'lightning_fabric', 'matplotlib') if name in sys.modules))"
+    )
+    for words, loaded in ((["--help"], "loaded:"), (["train", "--help"], "loaded: torch")):
+        done = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, cwd=ROOT)
+        assert done.stdout.splitlines()[-1] == loaded
+
+
+def test_a_terminal_gets_a_bar(tmp_path: Path) -> None:
+    here, there = pty.openpty()
+    words = ["train", MODEL, *FEW, "--epochs", "10", "--out", str(tmp_path / "run"), "--augmentation", ""]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100", "TERM": "xterm"}
+    command = [sys.executable, "-m", "torchcaps", *words]
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=there, stderr=subprocess.DEVNULL)
+    os.close(there)
+    seen = b""
+    with contextlib.suppress(OSError):  # the end of a terminal
+        while chunk := os.read(here, 65536):
+            seen += chunk
+    os.close(here)
+    assert process.wait() == 0
+    text = seen.decode()
+    assert "\x1b[" in text
+    assert "━" in text
+    assert "/50" in text  # the steps
+    assert "Done: its epochs are done" in text
+
+
+# evaluate --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two_runs(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    for seed in ("0", "1"):
+        words = ["--epochs", "3", "--seed", seed, "--out", f"run{seed}", "--schedule", "constant"]
+        run(capsys, "train", MODEL, *FEW, *words)
+    return ["run0", "run1"]
+
+
+def test_evaluate_tells_accuracy_interval_classes_and_loss(
+    two_runs: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = run(capsys, "evaluate", "run0", "--threads", "1")
+    report = json.loads(Path("run0/results.json").read_text())["test"]["last"]
+    assert f"{100 * report['accuracy']:.2f} %" in text
+    assert f"{report['loss']:.4f}" in text
+    assert "taken for" in text
+    found = json.loads(run(capsys, "evaluate", "run0", "--json"))["results"]["run0"]
+    assert found["n_right"] == report["n_right"]
+    assert sum(found["seen"]) == 30
+    assert sum(map(sum, found["confusion"])) == 30
+    assert found["interval"][0] < found["accuracy"] < found["interval"][1]
+
+
+def test_runs_together_are_the_mean_of_their_scores(two_runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(run(capsys, "evaluate", *two_runs, "--json"))["results"]
+    assert list(found) == ["run0", "run1", "together"]
+    runs = [load_run(path) for path in two_runs]
+    right = 0
+    with torch.no_grad():
+        for batch in runs[0].loader(create_dataset(DATA, "test")).epoch(0):
+            scores = sum(run.model(batch.images).scores for run in runs)
+            right += int((scores.argmax(1) == batch.labels).sum())
+    assert found["together"]["n_right"] == right
+    assert found["together"]["loss"] == pytest.approx((found["run0"]["loss"] + found["run1"]["loss"]) / 2)
+
+
+def test_evaluate_takes_other_data_that_fits(two_runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    text = run(capsys, "evaluate", "run0", "--data", DATA, "--data.test", "7")
+    assert "few, test: 7 images" in text
+    assert "few, train: 70 images" in run(capsys, "evaluate", "run0", "--split", "train")
+    assert "digits, test: 40 images" in run(capsys, "evaluate", "run0", "--data", "digits", "--test-images", "40")
+    said = refusal("evaluate", "run0", "--data", "affnist-style", "--data.source", "digits")
+    assert "run0 is for images of 1x28x28, and affnist-style has images of 1x40x40" in said
+    assert "run0 has no best checkpoint" in refusal("evaluate", "run0", "--weights", "best")
+    assert "nowhere is no run" in refusal("evaluate", "nowhere")
+    assert "has no average of its weights" in refusal("evaluate", "run0", "--weights", "average")
+
+
+def test_training_on_expanded_digits_and_testing_on_affine_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--data", "expanded-mnist", "--data.source", "digits", "--steps", "1", "--out", "run", "--threads", "1"]
+    run(capsys, "train", MODEL, *words, "--test-images", "20")
+    other = ["--data", "affnist-style", "--data.source", "digits", "--test-images", "50"]
+    assert "affnist-style, test: 50 images" in run(capsys, "evaluate", "run", *other)
+
+
+# predict ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def digit() -> Image.Image:
+    image, _ = create_dataset("digits", "test")[350]
+    return Image.fromarray((image[0] * 255).to(torch.uint8).numpy())
+
+
+@pytest.mark.usefixtures("pictures")
+def test_predict_shows_the_class_the_lengths_and_the_reconstruction(
+    two_runs: list[str], digit: Image.Image, capsys: pytest.CaptureFixture[str]
+) -> None:
+    digit.save("digit.png")
+    text = run(capsys, "predict", "run0", "digit.png")
+    (found,) = json.loads(run(capsys, "predict", "run0", "digit.png", "--json", "--out", "pictures"))
+    assert text.startswith(f"digit.png: {found['classes'][0]}")
+    assert max(found["scores"], key=found["scores"].get) == found["classes"][0]
+    assert "█" in text
+    assert [Path(path).name for path in found["pictures"]] == ["digit.png", "digit-reconstruction.png"]
+    with Image.open("run0/predictions/digit-reconstruction.png") as picture:
+        assert picture.size == (28, 28)
+    run0 = load_run("run0")
+    with torch.no_grad():
+        scores = run0.model(create_dataset("digits", "test")[350][0][None]).scores[0]
+    assert list(found["scores"].values()) == pytest.approx(scores.tolist())
+
+
+def test_photographs_of_other_sizes_modes_and_polarity_are_brought_into_form(
+    two_runs: list[str], digit: Image.Image, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A digit stays what it is: as 16 bits, with colours, transparent, large and wide, dark on paper."""
+    monkeypatch.setattr(predict, "MNIST_LIKE", (DATA,))
+    large = digit.resize((280, 280), Image.Resampling.BILINEAR)
+    paper = Image.new("RGB", (600, 300), "white")
+    paper.paste(Image.eval(large, lambda p: 255 - p).convert("RGB"), (250, 10))
+    see_through = Image.new("RGBA", (280, 280), (0, 0, 0, 0))
+    see_through.putalpha(large)
+    pictures = {
+        "plain.png": digit,
+        "sixteen.png": Image.fromarray((torch.tensor(digit.getdata()).view(28, 28) * 257).to(torch.uint16).numpy()),
+        "colour.png": digit.convert("RGB"),
+        "large.png": large,
+        "paper.jpg": paper,
+        "ink.png": see_through,
+    }
+    for name, picture in pictures.items():
+        picture.save(name)
+    found = {row["image"]: row for row in json.loads(run(capsys, "predict", "run0", *pictures, "--json"))}
+    net = load_run("run0")
+    wanted = predict.predict(net, "plain.png").image.flatten()
+    for name in pictures:
+        seen = predict.predict(net, name).image.flatten()
+        if name in ("sixteen.png", "colour.png"):
+            assert torch.equal(seen, wanted), name
+        assert torch.corrcoef(torch.stack([seen, wanted]))[0, 1] > 0.9, name
+    assert "inverted" in found["paper.jpg"]["note"]
+    assert "inverted" in found["ink.png"]["note"]
+    assert found["plain.png"]["note"] == ""
+    (kept,) = json.loads(run(capsys, "predict", "run0", "paper.jpg", "--polarity", "as-is", "--json"))
+    assert kept["note"] == "its ink centred, as MNIST's is"
+
+
+def test_what_is_no_image_is_refused_with_a_reason_and_the_rest_is_done(
+    two_runs: list[str], digit: Image.Image, capsys: pytest.CaptureFixture[str]
+) -> None:
+    digit.save("digit.png")
+    Path("words.png").write_text("not an image")
+    Path("cut.png").write_bytes(Path("digit.png").read_bytes()[:100])
+    Image.new("L", (50, 50), 200).save("blank.png")
+    reasons = {
+        "words.png": "words.png can't be read as an image",
+        "cut.png": "cut.png can't be read as an image",
+        "blank.png": "blank.png is one colour all over: there is nothing to see in it",
+        "nowhere.png": "nowhere.png is no file",
+    }
+    for name, reason in reasons.items():
+        assert reason in refusal("predict", "run0", name, "--json")
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        main(["predict", "run0", "words.png", "digit.png", "--json"])
+    printed = capsys.readouterr()
+    assert [row["image"] for row in json.loads(printed.out)] == ["digit.png"]
+    assert "words.png can't be read" in printed.err
+    assert "is no run" in refusal("predict", "nowhere", "digit.png")
