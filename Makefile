@@ -1,16 +1,17 @@
-# make setup | test | demo | lint | format | bench | lock        (PYTHON=python3.12 make test picks the interpreter)
+# make setup | demo | test | layers | lint | format | bench | lock        (PYTHON=python3.12 make test picks the interpreter)
 PYTHON ?= python3
 BIN := .venv/bin
 HINT = name one, as in 'make $(or $(MAKECMDGOALS),setup) PYTHON=python3.12'
 
-.PHONY: help setup test demo lint format bench lock clean
+.PHONY: help setup test demo layers lint format bench lock clean
 
 help:
-	@echo "make demo    set up, then one layer of each routing on real digits"
+	@echo "make demo    set up, then train a small CapsNet on real digits: 'torchcaps train', two minutes on two cores"
+	@echo "make layers  set up, then hold one layer of each routing against its paper's loops"
 	@echo "make test    set up, then the whole test suite (under six minutes on two cores)"
 	@echo "make lint    ruff, ruff format, pyright"
 	@echo "make format  let ruff mend what it can"
-	@echo "make bench   stored against streamed votes, the memory of training, and what data costs"
+	@echo "make bench   stored against streamed votes, the memory of training, what data and the loop cost"
 	@echo "make lock    write requirements/*.lock anew"
 	@echo "PYTHON=...   the interpreter to use (now: $(PYTHON); 3.11 or newer)"
 
@@ -25,7 +26,10 @@ test: setup
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 demo: setup
-	@$(BIN)/python tools/demo.py
+	@$(BIN)/torchcaps train
+
+layers: setup
+	@$(BIN)/python tools/layers.py
 
 lint: setup
 	$(BIN)/ruff check .
@@ -40,6 +44,7 @@ bench: setup
 	@$(BIN)/python -m benchmarks
 	@$(BIN)/python -m benchmarks.training_memory
 	@$(BIN)/python -m benchmarks.data
+	@$(BIN)/python -m benchmarks.training
 
 lock: setup
 	$(BIN)/python tools/lock.py

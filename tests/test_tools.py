@@ -1,4 +1,4 @@
-"""Set-up, demo and benchmark as a person meets them."""
+"""Set-up, tools and benchmark as a person meets them."""
 
 import importlib.util
 import json
@@ -89,15 +89,15 @@ def test_every_locked_package_has_hashes_and_torch_its_exact_pin() -> None:
     assert "torchvision" not in (ROOT / "requirements/dev.lock").read_text()
 
 
-def test_the_demo_shows_every_routing_and_agrees() -> None:
+def test_the_layers_of_every_routing_agree_with_the_papers() -> None:
     run = subprocess.run(
-        [sys.executable, "tools/demo.py", "--digits", "2"], cwd=ROOT, capture_output=True, text=True, check=True
+        [sys.executable, "tools/layers.py", "--digits", "2"], cwd=ROOT, capture_output=True, text=True, check=True
     )
     for name in ("Uniform", "Dynamic", "EM", "InvertedAttention", "Attention", "Trainable", "Quadratic"):
         assert name in run.stdout
     assert "…" not in run.stdout
     refused = subprocess.run(
-        [sys.executable, "tools/demo.py", "--digits", "0"], cwd=ROOT, capture_output=True, text=True
+        [sys.executable, "tools/layers.py", "--digits", "0"], cwd=ROOT, capture_output=True, text=True
     )
     assert refused.returncode == 2
     assert "--digits must lie in 1..100" in refused.stderr

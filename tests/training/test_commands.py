@@ -389,7 +389,7 @@ def test_photographs_of_other_sizes_modes_and_polarity_are_brought_into_form(
     see_through.putalpha(large)
     pictures = {
         "plain.png": digit,
-        "sixteen.png": Image.fromarray((torch.tensor(digit.getdata()).view(28, 28) * 257).to(torch.uint16).numpy()),
+        "sixteen.png": Image.fromarray((torch.tensor(list(digit.tobytes())).view(28, 28) * 257).to(torch.uint16).numpy()),
         "colour.png": digit.convert("RGB"),
         "large.png": large,
         "paper.jpg": paper,

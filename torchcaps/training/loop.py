@@ -123,7 +123,7 @@ class Training:
         state = self.state
         if state.step >= self.total:
             state.ended = "its steps are done" if self.recipe.steps else "its epochs are done"
-        elif self.spec.minutes is not None and self.engine.told(self._seconds()) >= 60 * self.spec.minutes:
+        elif self.spec.minutes is not None and self.engine.most(self._seconds()) >= 60 * self.spec.minutes:
             state.ended = "its time is up"
         return bool(state.ended)
 

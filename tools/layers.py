@@ -1,6 +1,6 @@
-"""One layer of each routing on real digits: what `make demo` shows.
+"""One layer of each routing on real digits, held against its paper's loops: what `make layers` shows.
 
-python tools/demo.py --digits 4 --seed 0
+python tools/layers.py --digits 4 --seed 0
 """
 
 import argparse
@@ -35,7 +35,7 @@ def load_digits(count: int, seed: int) -> Tensor:
     try:
         loader = Loader(create_dataset("digits"), count, seed=seed)
     except DataError as error:
-        sys.exit(f"demo: {error}")
+        sys.exit(f"layers: {error}")
     return loader.batch(epoch=0, number=0).images.double()
 
 
@@ -97,7 +97,7 @@ def main() -> None:
             table.add_row(title, kind, f"{n_parameters:,}", str(output), f"{difference:.0e}", time_taken)
     console.print(table)
     if disagreeing:
-        sys.exit(f"demo: these layers differ from their papers' loops by 1e-9 or more: {', '.join(disagreeing)}")
+        sys.exit(f"layers: these layers differ from their papers' loops by 1e-9 or more: {', '.join(disagreeing)}")
 
 
 if __name__ == "__main__":
