@@ -19,8 +19,7 @@ from torchcaps.cli import main
 from torchcaps.data import create_dataset
 from torchcaps.models.schedules import Exponential, OneCycle
 from torchcaps.routing import EM, Dynamic
-from torchcaps.training import RunSpec, predict, train
-from torchcaps.training.loading import load_run
+from torchcaps.training import RunSpec, Trained, load_run, predict, train
 from torchcaps.training.loop import Training
 from torchcaps.training.record import read_rows
 
@@ -50,7 +49,8 @@ def refusal(*words: str) -> str:
 
 
 def spec_of(folder: str) -> RunSpec:
-    return load_run(folder).spec
+    trained: Trained = load_run(folder)
+    return trained.spec
 
 
 # train -----------------------------------------------------------------------------------------------------
@@ -193,10 +193,10 @@ def test_a_run_that_goes_on_takes_bounds_only(capsys: pytest.CaptureFixture[str]
     assert "run holds a run already" in refusal("train", MODEL, *FEW, "--out", "run")
 
 
-def test_the_best_is_chosen_on_images_held_out_and_never_on_the_test_images(
+def test_trap_52_the_best_is_chosen_on_images_held_out_and_never_on_the_test_images(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Trap 52: what is looked at while training is the images held out, disjoint from the others; both are reported."""
+    """What is looked at while training is the images held out, disjoint from the others; both are reported."""
     looked: list[str] = []
     plain = Training._look
 
@@ -389,7 +389,9 @@ def test_photographs_of_other_sizes_modes_and_polarity_are_brought_into_form(
     see_through.putalpha(large)
     pictures = {
         "plain.png": digit,
-        "sixteen.png": Image.fromarray((torch.tensor(list(digit.tobytes())).view(28, 28) * 257).to(torch.uint16).numpy()),
+        "sixteen.png": Image.fromarray(
+            (torch.tensor(list(digit.tobytes())).view(28, 28) * 257).to(torch.uint16).numpy()
+        ),
         "colour.png": digit.convert("RGB"),
         "large.png": large,
         "paper.jpg": paper,

@@ -1,7 +1,23 @@
-"""Training: a run, from what was chosen to its report."""
+"""Training: a run, from what was chosen to its report, and what was trained, to be used.
+
+>>> spec = RunSpec.of("capsnet_small", epochs=2, validate=0.1)
+>>> spec.how.optimizer.rate
+0.003
+"""
 
 from torchcaps.training.errors import CheckpointError, RunError, RunStopped
+from torchcaps.training.loading import Trained, load_run
 from torchcaps.training.run import Result, resume, train
 from torchcaps.training.spec import RunSpec
 
-__all__ = ["CheckpointError", "Result", "RunError", "RunSpec", "RunStopped", "resume", "train"]
+__all__ = [
+    "CheckpointError",
+    "Result",
+    "RunError",
+    "RunSpec",
+    "RunStopped",
+    "Trained",
+    "load_run",
+    "resume",
+    "train",
+]

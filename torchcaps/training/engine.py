@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torchcaps.training.errors import RunError, extra
 from torchcaps.training.spec import RunSpec
 
-__all__ = ["Engine", "n_processes", "process_rank"]
+__all__ = ["Engine", "n_processes", "process_rank", "together"]
 
 PATIENCE = datetime.timedelta(minutes=30)  # for a process that lives but does not answer; a dead one is noticed at once
 
@@ -73,7 +73,7 @@ class Engine:
         """Return the sum of a tensor over all processes, where it was."""
         if self.world == 1:
             return tensor
-        with _peers():
+        with together():
             total = tensor.detach().clone().to(self.device)
             torch.distributed.all_reduce(total)
         return total.to(tensor.device)
@@ -82,7 +82,7 @@ class Engine:
         """Return the largest of the processes' numbers."""
         if self.world == 1:
             return number
-        with _peers():
+        with together():
             value = torch.tensor(float(number), device=self.device)
             torch.distributed.all_reduce(value, torch.distributed.ReduceOp.MAX)
         return float(value)
@@ -91,7 +91,7 @@ class Engine:
         """Return what the first process has."""
         if self.world == 1:
             return value
-        with _peers():
+        with together():
             return self.fabric.broadcast(value)
 
     def wait(self) -> None:
@@ -104,7 +104,7 @@ class Engine:
             torch.distributed.destroy_process_group()
 
 
-def lost_peer(error: BaseException) -> bool:
+def _lost_peer(error: BaseException) -> bool:
     """Return whether an error is that another process is gone."""
     words = ("connection closed by peer", "connection reset", "gloo", "nccl", "broken pipe", "timed out waiting")
     distributed = isinstance(error, RuntimeError | ConnectionError)
@@ -112,11 +112,12 @@ def lost_peer(error: BaseException) -> bool:
 
 
 @contextlib.contextmanager
-def _peers() -> Iterator[None]:
+def together() -> Iterator[None]:
+    """Say so where another process is gone, which an exchange with it shows."""
     try:
         yield
     except RuntimeError as error:
-        if lost_peer(error):
+        if n_processes() > 1 and _lost_peer(error):
             raise RunError("another process of this run has ended, so this one can't go on") from error
         raise
 

@@ -25,7 +25,7 @@ from torchcaps.training.checkpoint import (
     write_checkpoint,
 )
 from torchcaps.training.display import Display
-from torchcaps.training.engine import Engine
+from torchcaps.training.engine import Engine, together
 from torchcaps.training.errors import RunError, RunStopped
 from torchcaps.training.folder import RunFolder
 from torchcaps.training.measure import Measures, Tally, evaluate, loss_of
@@ -104,7 +104,7 @@ class Training:
         self._started = self._saved = time.monotonic()
         self._before = self.state.seconds
         self.network.train()
-        with Request() as request, self.display.running(self.total, self.state.step):
+        with Request() as request, together(), self.display.running(self.total, self.state.step):
             self._request = request
             while not self.state.ended:
                 batches = self.loader.epoch(self.state.epoch, min(self.state.number, len(self.loader)))
