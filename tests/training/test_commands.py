@@ -168,7 +168,14 @@ MISTAKES = {
     "--precision half": "precision",
     "--data.train 0": "is empty: there are no images to work with",
     "--data.trains 3": "there is no flag --data.trains: did you mean --data.train",
-    "--resume nowhere": "nowhere is no run: there is no such folder",
+    "--resume nowhere": "'nowhere' is no run: there is no such folder",
+    "--resume=": "'' is no run: there is no such folder",
+    "--accelerator cuda": "--accelerator cuda: there is none here that torch could use",
+    "--seed 99999999999999999999": "--seed must be",
+    "--loss.margin_steps 0": "--loss.margin_steps must be 1 or more, got 0",
+    "--optimizer.momentum -1": "--optimizer.momentum must be 0 or more, got -1",
+    "--ascents 1": "--ascents is for Quadratic routing",
+    "--deterministic capsnet_small": "one model at a time",
     "--config nothing.yaml": "nothing.yaml can't be read: No such file",
     "./nowhere": "./nowhere is no folder, and no model has that name",
     "tests.training.own.Narrow capsnet_small": "one model at a time",
@@ -178,8 +185,8 @@ MISTAKES = {
 @pytest.mark.parametrize("words", MISTAKES)
 def test_mistakes_get_one_sentence_and_leave_nothing(words: str, tmp_path: Path) -> None:
     own = words.split()
-    few = [] if {"--data", "--resume", "--config"} & set(own) else ["--data", DATA]
-    named = any(not w.startswith("-") for w in own[:1]) or "--resume" in own
+    few = [] if {"--data", "--resume", "--resume=", "--config"} & set(own) else ["--data", DATA]
+    named = any(not w.startswith("-") for w in own[:1]) or "--resume" in words
     assert MISTAKES[words] in refusal("train", *([] if named else [MODEL]), *few, *own)
     assert not (tmp_path / "runs").exists()
 
@@ -243,6 +250,31 @@ def test_a_folder_of_images_is_data_enough(capsys: pytest.CaptureFixture[str]) -
     text = run(capsys, "predict", folder, "pics/dark/0.png", "--json")
     assert set(json.loads(text)[0]["scores"]) == {"bright", "dark", "mixed"}
     assert "give the images once" in refusal("train", "./pics", "--data", "digits")
+
+
+def test_a_switch_does_not_swallow_the_model(capsys: pytest.CaptureFixture[str]) -> None:
+    run(capsys, "train", "--reconstruction", MODEL, "--deterministic", *FEW, "--steps", "1", "--out", "run")
+    torch.use_deterministic_algorithms(False)
+    assert spec_of("run").model == MODEL
+    assert spec_of("run").fields["reconstruction"] is True
+    run(capsys, "train", "--config", "run/config.yaml", "--deterministic=false", MODEL, "--out", "other")
+    assert spec_of("other").model == MODEL
+    for text, said in (
+        ("fields: 3", "fields must be a list of settings"),
+        ("data_options: [1]", "data_options must be"),
+    ):
+        Path("odd.yaml").write_text(text)
+        assert said in refusal("train", "--config", "odd.yaml")
+
+
+def test_other_classes_are_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    for name, classes in (("first", "ab"), ("second", "bc")):
+        for number, label in enumerate(classes):
+            for n in range(4):
+                Path(name, label).mkdir(parents=True, exist_ok=True)
+                Image.new("L", (28, 28), 40 * n + 5 * number).save(f"{name}/{label}/{n}.png")
+    run(capsys, "train", MODEL, "--data", "first", "--steps", "1", "--threads", "1", "--out", "run")
+    assert "run knows the classes a, b, and second has b, c" in refusal("evaluate", "run", "--data", "second")
 
 
 def test_tensorboard_gets_the_same_curves(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,7 +370,12 @@ def test_evaluate_takes_other_data_that_fits(two_runs: list[str], capsys: pytest
     said = refusal("evaluate", "run0", "--data", "affnist-style", "--data.source", "digits")
     assert "run0 is for images of 1x28x28, and affnist-style has images of 1x40x40" in said
     assert "run0 has no best checkpoint" in refusal("evaluate", "run0", "--weights", "best")
-    assert "nowhere is no run" in refusal("evaluate", "nowhere")
+    assert "'nowhere' is no run" in refusal("evaluate", "nowhere")
+    assert "--weights" in refusal("evaluate", "run0", "--weights", "bset")
+    assert "--weights" in refusal("predict", "run0", "x.png", "--weights", "bset")
+    assert "--threads must be 1 or more, got 0" in refusal("evaluate", "run0", "--threads", "0")
+    assert "--test-images must be 1 or more" in refusal("evaluate", "run0", "--test-images", "-5")
+    assert "each run once" in refusal("evaluate", "run0", "run0")
     assert "has no average of its weights" in refusal("evaluate", "run0", "--weights", "average")
 
 
@@ -369,6 +406,10 @@ def test_predict_shows_the_class_the_lengths_and_the_reconstruction(
     assert max(found["scores"], key=found["scores"].get) == found["classes"][0]
     assert "█" in text
     assert [Path(path).name for path in found["pictures"]] == ["digit.png", "digit-reconstruction.png"]
+    Path("other").mkdir()
+    digit.save("other/digit.png")
+    rows = json.loads(run(capsys, "predict", "run0", "digit.png", "other/digit.png", "--json", "--out", "pictures"))
+    assert [Path(row["pictures"][0]).name for row in rows] == ["digit.png", "digit-2.png"]
     with Image.open("run0/predictions/digit-reconstruction.png") as picture:
         assert picture.size == (28, 28)
     run0 = load_run("run0")

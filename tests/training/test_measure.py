@@ -72,8 +72,8 @@ def test_a_look_changes_nothing() -> None:
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     chance = torch.get_rng_state()
     loader = Loader(create_dataset("digits", "test").subset(range(20)), 8)
-    first = evaluate(model, model, loader, model.loss())
-    assert first == evaluate(model, model, loader, model.loss())  # dropout is off
+    first = evaluate(model, loader, model.loss())
+    assert first == evaluate(model, loader, model.loss())  # dropout is off
     assert first.n == 20
     assert model.training
     assert torch.equal(chance, torch.get_rng_state())

@@ -1,5 +1,6 @@
 """Nothing is lost: kills, signals, broken files, full disks, two runs in one folder."""
 
+import dataclasses
 import json
 import os
 import resource
@@ -15,6 +16,7 @@ from safetensors.torch import save_file
 
 from tests.training.own import CHOI
 from tests.training.test_loop import last, same, small, weights
+from torchcaps.models.schedules import OneCycle
 from torchcaps.training import CheckpointError, RunError, RunStopped, resume, train
 from torchcaps.training.checkpoint import read_checkpoint, write_checkpoint
 from torchcaps.training.display import Display
@@ -67,17 +69,94 @@ def test_a_wish_to_stop_saves_and_says_how_to_go_on(
 def test_a_wish_to_stop_during_a_look_does_not_wait_for_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = small(epochs=2, validate=0.5)
+    """At the end of an epoch and inside one, with the weights and with their average: the look is repeated."""
+    for name, spec, stopped in (
+        ("plain", small(epochs=2, validate=0.5), r"step 3, epoch 1\.00"),
+        ("average", small(epochs=2, validate=0.5, weights="average"), r"step 3, epoch 1\.00"),
+        ("inside", small(epochs=2, validate=0.5, evaluate_steps=2), r"step 2, epoch 0\.67"),
+    ):
+        whole = train(spec, tmp_path / f"{name}-whole")
+        with monkeypatch.context() as patch:
+            patch.setattr(Display, "tick", lambda _: signal.raise_signal(signal.SIGTERM))
+            with pytest.raises(RunStopped, match=f"stopped at {stopped}"):
+                train(spec, tmp_path / name)
+        result = resume(tmp_path / name)
+        assert same(last(result).tensors, last(whole).tensors), name
+        assert rows_of(result.folder) == rows_of(whole.folder), name
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    return [{**row, "seconds": 0} for row in read_rows(folder / "metrics.csv")]
+
+
+def test_a_kill_between_a_row_and_its_checkpoint_forgets_neither_the_best_nor_the_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = small(epochs=4, validate=0.3, checkpoint_steps=1)
     whole = train(spec, tmp_path / "whole")
+    plain = Training._save
+
+    def killed(self: Training) -> None:
+        if self.state.number == 0:  # the checkpoint at the end of an epoch, after its row
+            raise KeyboardInterrupt
+        plain(self)
+
     with monkeypatch.context() as patch:
-        patch.setattr(Display, "tick", lambda _: signal.raise_signal(signal.SIGTERM))
-        with pytest.raises(RunStopped, match=r"stopped at step 3, epoch 1\.00"):
+        patch.setattr(Training, "_save", killed)
+        with pytest.raises(KeyboardInterrupt):
             train(spec, tmp_path / "run")
+        for _ in range(3):
+            with pytest.raises(KeyboardInterrupt):
+                resume(tmp_path / "run")
     result = resume(tmp_path / "run")
-    assert same(weights(result), weights(whole))
-    rows = read_rows(result.folder / "metrics.csv")
-    assert [row["step"] for row in rows] == [3, 6]
-    assert rows[0]["validation_accuracy"] is not None
+    assert rows_of(result.folder) == rows_of(whole.folder)
+    assert last(result).state["run"]["best"] == last(whole).state["run"]["best"]
+    best = (read_checkpoint(folder / "checkpoints/best.safetensors") for folder in (result.folder, whole.folder))
+    assert same(*(checkpoint.part("model") for checkpoint in best))
+
+
+def test_a_run_that_stopped_early_stays_so(tmp_path: Path) -> None:
+    result = train(small(epochs=50, validate=0.3, patience=1, seed=1), tmp_path / "run")
+    assert result.epochs < 50
+    for _ in range(2):
+        again = resume(result.folder)
+        assert again.steps == result.steps
+        assert again.ended == result.ended
+    assert resume(result.folder, lambda spec: dataclasses.replace(spec, patience=100)).steps > result.steps
+
+
+def test_more_minutes_are_used(tmp_path: Path) -> None:
+    """Also where a schedule was laid out for fewer."""
+    first = train(small(epochs=10_000, minutes=0.02, schedule=OneCycle()), tmp_path / "run")
+    longer = resume(first.folder, lambda spec: dataclasses.replace(spec, minutes=0.05))
+    assert longer.steps > first.steps + 20
+    assert longer.seconds > 1.3 * first.seconds
+    assert first.ended == longer.ended == "its time is up"
+
+
+def test_weights_that_are_no_numbers_never_take_the_place_of_good_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = Training._clipped
+
+    def spoil(self: Training) -> float:
+        if self.state.step == 3:
+            self.network.front.conv1.weight.data.fill_(float("nan"))
+        return plain(self)
+
+    monkeypatch.setattr(Training, "_clipped", spoil)
+    with pytest.raises(RunError, match=r"step 4: .* in the weights front.conv1.weight, when .* last good checkpoint"):
+        train(small(checkpoint_steps=1), tmp_path / "run")
+    kept = read_checkpoint(tmp_path / "run/checkpoints/last.safetensors")
+    assert kept.state["run"]["step"] == 3
+
+
+def test_data_that_have_changed_are_said_so(tmp_path: Path) -> None:
+    result = train(small(data_options={"train": 40}), tmp_path / "run")
+    config = result.folder / "config.yaml"
+    config.write_text(config.read_text().replace("train: 40", "train: 44"))
+    with pytest.raises(CheckpointError, match="its data has changed: there were 40, and there are 44 images"):
+        resume(result.folder)
 
 
 def test_asked_twice_it_ends_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,6 +179,7 @@ def broken_files(good: Path) -> dict[str, bytes]:
         "a bit changed": bytes(changed),
         "a header cut off": content[:20],
         "words": b"not a checkpoint at all",
+        "a step changed": content.replace(b'\\"step\\": 10', b'\\"step\\": 11'),
         "huge header": (2**60).to_bytes(8, "little") + b"{}",
     }
 
@@ -112,6 +192,7 @@ def test_a_broken_checkpoint_is_said_and_the_one_before_it_taken(
     train(spec.but(epochs=2), tmp_path / "run")
     folder = RunFolder(tmp_path / "run")
     for name, content in broken_files(folder.last).items():
+        assert content != folder.last.read_bytes(), name
         kept = folder.last.read_bytes(), folder.previous.read_bytes()
         folder.last.write_bytes(content)
         with pytest.raises(CheckpointError, match=r"no checkpoint|broken"):

@@ -89,6 +89,7 @@ def test_when_a_process_dies_the_others_end_soon_and_say_so(tmp_path: Path) -> N
 
 def test_a_wish_to_stop_reaches_all_processes(tmp_path: Path) -> None:
     words = [*WORDS, "--steps", "100000", "--checkpoint-steps", "10", "--devices", "2", "--out", str(tmp_path / "run")]
+    words += ["--test-images", "1", "--evaluate-every", "1"]  # a look that one of the processes has no image for
     run = start(PLAIN, *words)
     checkpoint = tmp_path / "run/checkpoints/last.safetensors"
     _await(checkpoint, run)

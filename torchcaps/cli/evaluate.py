@@ -4,7 +4,7 @@ import dataclasses
 import json
 import os
 import sys
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from rich.console import Console
@@ -39,7 +39,11 @@ def evaluate_command(words: list[str]) -> None:
     parser.add_argument("--data", type=str | None, help="another data set, or a folder of images")
     parser.add_argument("--split", default="test", help="which part of it")
     parser.add_argument("--data-dir", type=str | None, help="the data folder (default: the run's, else TORCHCAPS_DATA)")
-    parser.add_argument("--weights", type=str | None, help="last, best or average (default: as the run's recipe says)")
+    parser.add_argument(
+        "--weights",
+        type=Literal["last", "best", "average"] | None,
+        help="last, best or average (default: as the run's recipe says)",
+    )
     parser.add_argument("--test-images", type=int | None, help="at most so many images, always the same ones")
     parser.add_argument("--threads", type=int | None, help="of the CPU")
     parser.add_argument("--json", action="store_true", help="for machines")
@@ -53,6 +57,11 @@ def evaluate_command(words: list[str]) -> None:
     flags = Flags(parser.flags, switches={"--json"}, below={"--data.": "--data-options."}, who="evaluate")
     words, _ = flags.read(parser, words)
     options = parser.parse_args(words)
+    for name in ("threads", "test_images"):
+        if options[name] is not None and options[name] < 1:
+            parser.error(f"--{name.replace('_', '-')} must be 1 or more, got {options[name]}")
+    if len(set(options.runs)) < len(options.runs):
+        parser.error("each run once: a run with itself is no ensemble")
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     runs = [load_run(path, options.weights) for path in options.runs]

@@ -34,7 +34,11 @@ def predict_command(words: list[str]) -> None:
     parser.add_argument("run", help="the folder of a run")
     parser.add_argument("images", nargs="+", help="image files")
     parser.add_argument("--out", type=str | None, help="where pictures go (default: RUN/predictions)")
-    parser.add_argument("--weights", type=str | None, help="last, best or average (default: as the run's recipe says)")
+    parser.add_argument(
+        "--weights",
+        type=Literal["last", "best", "average"] | None,
+        help="last, best or average (default: as the run's recipe says)",
+    )
     polarities = Literal["auto", "as-is", "inverted"]
     parser.add_argument("--polarity", type=polarities, default="auto", help="auto inverts dark digits on bright paper")
     fits = Literal["crop", "pad", "stretch"]
@@ -52,7 +56,8 @@ def predict_command(words: list[str]) -> None:
         except DataError as error:
             problems.append(str(error))
     out = Path(options.out).expanduser() if options.out else None if options.json else run.path / "predictions"
-    pictures = [_pictures(run, prediction, out) if out is not None else [] for prediction in found]
+    names = _names(found)
+    pictures = [_pictures(run, p, out, name) if out is not None else [] for p, name in zip(found, names, strict=True)]
     if options.json:
         rows = zip(found, pictures, strict=True)
         print(json.dumps([_as_json(run, prediction, files) for prediction, files in rows], indent=2))
@@ -65,9 +70,19 @@ def predict_command(words: list[str]) -> None:
         raise DataError(problems[-1])
 
 
-def _pictures(run: Trained, prediction: Prediction, out: Path) -> list[Path]:
-    """Write what the network saw and made of it, and the reconstruction by itself; files of one name get numbers."""
-    name = prediction.path.stem
+def _names(found: list[Prediction]) -> list[str]:
+    """Return a name for the pictures of each file; files of one name get numbers."""
+    names: list[str] = []
+    for prediction in found:
+        stem, number = prediction.path.stem, 1
+        while (name := stem if number == 1 else f"{stem}-{number}") in names:
+            number += 1
+        names.append(name)
+    return names
+
+
+def _pictures(run: Trained, prediction: Prediction, out: Path, name: str) -> list[Path]:
+    """Write what the network saw and made of it, and the reconstruction by itself."""
     files = [out / f"{name}.png"]
     draw_prediction(prediction, run.classes, files[0])
     if prediction.reconstruction is not None:

@@ -9,7 +9,7 @@ from torchcaps.cli.tables import print_table, start_table
 from torchcaps.data import DataError
 from torchcaps.training.engine import n_processes, process_rank
 from torchcaps.training.errors import RunError, RunStopped
-from torchcaps.training.launch import supervise
+from torchcaps.training.launch import follow_parent, supervise
 
 __all__ = ["run_safely", "share"]
 
@@ -19,6 +19,7 @@ def run_safely(words: list[str], devices: int, run: Callable[[], Any]) -> None:
     if devices > 1 and n_processes() == 1:
         sys.exit(supervise(["train", *words], devices))
     first = process_rank() == 0
+    follow_parent()
     try:
         result = run()
     except RunStopped as stopped:
@@ -26,7 +27,7 @@ def run_safely(words: list[str], devices: int, run: Callable[[], Any]) -> None:
     except RunError as error:
         _leave(str(error), 1, True)
     except (ValueError, TypeError, DataError) as error:
-        _leave(str(error), 2, first)
+        _leave(str(error), 2, os.environ.get("LOCAL_RANK", "0") == "0")  # once on every machine
     except KeyboardInterrupt:
         _leave("stopped at once, nothing was saved since the last checkpoint", 130, first)
     if first:

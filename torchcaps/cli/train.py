@@ -14,8 +14,10 @@ from torchcaps.cli.words import Flags, flag_words, free_words
 from torchcaps.data import list_pipelines
 from torchcaps.data.registry import find_spec, is_folder
 from torchcaps.models.recipe import LossChoice, OptimizerChoice, Recipe
+from torchcaps.models.registry import REGISTRY as MODELS
 from torchcaps.models.registry import Entry
 from torchcaps.models.schedules import Schedule
+from torchcaps.training.folder import RunFolder
 from torchcaps.training.names import find_data, find_model
 from torchcaps.training.spec import RunSpec
 
@@ -50,8 +52,11 @@ def train_command(words: list[str]) -> None:
     if (options.epochs is not None) and (options.steps is not None):
         parser.error(f"give --epochs or --steps, not both, got {options.epochs} and {options.steps}")
     if options.resume is not None:
-        run_safely(words, options.devices, lambda: _resumed(options, given))
+        devices = options.devices if "--devices" in given else RunFolder.existing(options.resume).read_config().devices
+        run_safely(words, devices, lambda: _resumed(options, given))
         return
+    if set(options.what) - {entry.name, folder}:
+        parser.error(f"what is meant by {' '.join(options.what)}? Put the model before the flags")
     spec = _spec(entry, folder, chosen, given, options)
     sizes = frozenset(name for name in ("image", "classes", "n_objects") if f"--{name}" in given)
 
@@ -75,7 +80,7 @@ def _with_config(words: list[str]) -> list[str]:
         if not paths:
             return words
         path, rest = paths[0], [word for word in words if not word.startswith("--config=")]
-    named, own = free_words(rest), {_plain(word) for word in rest if word.startswith("--")}
+    named, own = free_words(rest, _switches()), {_plain(word) for word in rest if word.startswith("--")}
     if own & {"epochs", "steps"}:  # of the two, what was given counts
         own |= {"epochs", "steps"}
     kept = [word for word in flag_words(path) if (_plain(word) not in own if word.startswith("--") else not named)]
@@ -107,12 +112,14 @@ def _parser(words: list[str]) -> tuple[Parser, Flags, Entry, str | None]:
     tuples = {
         f"--{renamed.get(f.name, f.name)}" for f in fields if typing.get_origin(kind_of(entry.spec, f.name)) is tuple
     }
-    switches = _switches() | {f"--{renamed.get(f.name, f.name)}" for f in fields if kind_of(entry.spec, f.name) is bool}
-    return parser, Flags(parser.flags, tuples, switches, SHORT, BELOW, entry.name), entry, folder
+    return parser, Flags(parser.flags, tuples, _switches(), SHORT, BELOW, entry.name), entry, folder
 
 
 def _switches() -> set[str]:
-    return {"--deterministic", "--tensorboard"}
+    """Return the flags that may stand alone, those of all models."""
+    specs = [entry.spec for entry in MODELS.values()]
+    fields = {field.name for spec in specs for field in dataclasses.fields(spec) if kind_of(spec, field.name) is bool}
+    return {"--deterministic", "--tensorboard", *(f"--{name}" for name in fields)}
 
 
 def _data(words: list[str]) -> str:
@@ -206,8 +213,10 @@ def _spec(entry: Entry, folder: str | None, chosen: Any, given: set[str], option
     for name in ("optimizer", "loss"):
         parts = {f.name: options[name][f.name] for f in dataclasses.fields(getattr(recipe, name))}
         parts = {key: value for key, value in parts.items() if value is not None}
-        if parts:
-            changes[name] = dataclasses.replace(getattr(recipe, name), **parts)
+        try:
+            changes |= {name: dataclasses.replace(getattr(recipe, name), **parts)} if parts else {}
+        except ValueError as error:
+            raise ValueError(_by_flag(str(error), f"{name}.")) from error
     if any(flag.partition(".")[0] == "--schedule" for flag in given):
         changes["schedule"] = chosen.schedule
     own = {name: options[name] for name in RUN if name not in ("data_options", "test_options")}
@@ -217,8 +226,12 @@ def _spec(entry: Entry, folder: str | None, chosen: Any, given: set[str], option
     try:
         return RunSpec(entry.name, fields, recipe, **own).but(**changes)
     except ValueError as error:  # the flag is what the user knows
-        message = re.sub(r"^(?:RunSpec|Recipe): (\w+)", lambda found: _flag(found[1]), str(error))
-        raise ValueError(message) from error
+        raise ValueError(_by_flag(str(error))) from error
+
+
+def _by_flag(message: str, prefix: str = "") -> str:
+    """Return a message about a field as one about its flag, which is what the user knows."""
+    return re.sub(r"^(?:\w+): (\w+)", lambda found: f"--{prefix}{found[1] if prefix else _flag(found[1])[2:]}", message)
 
 
 def _check_resume(parser: Parser, given: set[str], options: Any) -> None:

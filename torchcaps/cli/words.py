@@ -139,6 +139,8 @@ def _flags(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
         name = f"{prefix}{key}"
         if value is None or name == "note":
             continue
+        if name in ("fields", "data_options", "test_options") and not isinstance(value, dict):
+            raise ValueError(f"{name} must be a list of settings, such as '{name}: {{...}}', got {value!r}")
         if name == "model":
             yield str(value)
         elif name == "fields":

@@ -39,6 +39,8 @@ class LossChoice:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        check_range(self, "margin_steps", 1)
+        check_range(self, "weight", 0)
 
     def make(self, n_objects: int | None = 1) -> "Objective":
         """Build the loss for images with so many objects each; ``None``: with any number."""
@@ -116,6 +118,8 @@ class OptimizerChoice:
     def __post_init__(self) -> None:
         check_fields(self)
         check_range(self, "rate", 0, strict=True)
+        for name in ("momentum", "weight_decay", "epsilon"):
+            check_range(self, name, 0)
 
     @property
     def n_states(self) -> int:

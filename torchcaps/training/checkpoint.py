@@ -69,7 +69,8 @@ def write_checkpoint(
     """
     safetensors = extra("safetensors.torch", "a checkpoint")
     own = dict(_unshared(tensors))
-    header = {"format": FORMAT, "state": json.dumps(state), "checksum": _checksum(own)}
+    words = json.dumps(state)
+    header = {"format": FORMAT, "state": words, "checksum": _checksum(own, words)}
     try:
         with scratch(path.parent, sweep=False) as place:
             safetensors.save_file(own, place / path.name, header)
@@ -101,8 +102,8 @@ def read_checkpoint(path: Path, device: torch.device | str = "cpu") -> Checkpoin
             raise
         reason = " ".join(str(error).split()) or type(error).__name__
         raise CheckpointError(f"{path} is no checkpoint, or a broken one: {reason}") from error
-    if _checksum(tensors) != header.get("checksum"):
-        raise CheckpointError(f"{path} is broken: its numbers don't have the checksum that it was written with")
+    if _checksum(tensors, header["state"]) != header.get("checksum"):
+        raise CheckpointError(f"{path} is broken: it doesn't have the checksum that it was written with")
     return Checkpoint({name: tensor.to(device) for name, tensor in tensors.items()}, state)
 
 
@@ -147,8 +148,8 @@ def _unshared(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         seen.add(storage)
 
 
-def _checksum(tensors: Mapping[str, Tensor]) -> str:
-    digest = hashlib.sha256()
+def _checksum(tensors: Mapping[str, Tensor], words: str) -> str:
+    digest = hashlib.sha256(words.encode())
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())

@@ -45,8 +45,8 @@ class Engine:
         strategy: Any = "auto"
         if self.world > 1:
             strategy = fabric.strategies.DDPStrategy(timeout=PATIENCE)
-        threads = spec.threads or max(1, len(os.sched_getaffinity(0)) // local)
-        with _quietly():
+        threads = spec.threads or max(1, _n_cores() // local)
+        with _quietly(), _available(spec.accelerator):
             self.fabric = fabric.Fabric(
                 accelerator=spec.accelerator,
                 devices=local,
@@ -94,6 +94,13 @@ class Engine:
         with together():
             return self.fabric.broadcast(value)
 
+    def share(self, model: nn.Module) -> None:
+        """Give all processes the weights of the first."""
+        if self.world > 1:
+            with together():
+                for tensor in model.state_dict().values():
+                    torch.distributed.broadcast(tensor, 0)
+
     def wait(self) -> None:
         """Wait for the others."""
         self.most(0)
@@ -120,6 +127,24 @@ def together() -> Iterator[None]:
         if n_processes() > 1 and _lost_peer(error):
             raise RunError("another process of this run has ended, so this one can't go on") from error
         raise
+
+
+@contextlib.contextmanager
+def _available(accelerator: str) -> Iterator[None]:
+    """Say so where there is no such device."""
+    try:
+        yield
+    except Exception as error:  # the engine has several kinds
+        if accelerator in ("cuda", "mps") and not getattr(torch, accelerator).is_available():
+            raise ValueError(f"--accelerator {accelerator}: there is none here that torch could use") from error
+        raise
+
+
+def _n_cores() -> int:
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 @contextlib.contextmanager

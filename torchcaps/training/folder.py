@@ -78,8 +78,8 @@ class RunFolder:
     def existing(cls, path: str | os.PathLike[str]) -> "RunFolder":
         """Return the folder of a run that was begun; refuse what is none."""
         folder = cls(path)
-        if not folder.path.exists():
-            raise ValueError(f"{path} is no run: there is no such folder")
+        if not os.fspath(path) or not folder.path.exists():
+            raise ValueError(f"{os.fspath(path)!r} is no run: there is no such folder")
         if folder.path.is_file() or not folder.config.exists():
             raise ValueError(f"{path} is no run: it is a folder with a {CONFIG} in it, as 'torchcaps train' makes one")
         return folder
@@ -88,7 +88,10 @@ class RunFolder:
         """Keep other runs out of the folder until this process ends; refuse where one is at work there."""
         if self._lock is not None:
             return
-        lock = (self.path / "lock").open("a+")
+        try:
+            lock = (self.path / "lock").open("a+")
+        except OSError as error:
+            raise RunError(f"{self.path} can't be written: {error.strerror or error}") from error
         if fcntl is not None:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

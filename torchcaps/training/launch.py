@@ -5,10 +5,15 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from types import FrameType
 
-__all__ = ["supervise"]
+from torchcaps.training.signals import Request
+
+__all__ = ["follow_parent", "supervise"]
+
+PARENT = "TORCHCAPS_PARENT"  # the process that watches, whose end is that of all
 
 GRACE = 15.0  # seconds for the others to end by themselves, once one has
 
@@ -28,6 +33,7 @@ def supervise(words: list[str], count: int) -> int:
         "WORLD_SIZE": str(count),
         "LOCAL_WORLD_SIZE": str(count),
         "TORCHELASTIC_RUN_ID": "torchcaps",
+        PARENT: str(os.getpid()),
     }
     command = [sys.executable, "-m", "torchcaps", *words]
     processes: list[subprocess.Popen[bytes]] = []
@@ -39,7 +45,7 @@ def supervise(words: list[str], count: int) -> int:
             if process.poll() is None:
                 process.send_signal(number)
 
-    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, pass_on) for number in Request.HEARD}
     try:
         for rank in range(count):
             own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
@@ -52,6 +58,23 @@ def supervise(words: list[str], count: int) -> int:
                 process.kill()
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def follow_parent() -> None:
+    """End this process, in the background, when the one that started it has: nobody would end it otherwise."""
+    parent = int(os.environ.get(PARENT, "0"))
+    if not parent:
+        return
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        print(
+            "torchcaps: the process that started this one has ended, so this one ends too", file=sys.stderr, flush=True
+        )
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _watch(processes: list[subprocess.Popen[bytes]], asked: list[int]) -> int:

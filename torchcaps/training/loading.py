@@ -1,7 +1,6 @@
 """A run that was trained, to be used: its network with the weights that count, and how its images are prepared."""
 
 import dataclasses
-import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +50,11 @@ class Trained:
         if dataset.n_classes != self.model.spec.classes:
             counts = f"{self.model.spec.classes} classes, and {dataset.name} has {dataset.n_classes}"
             raise ValueError(f"{self.path} is for {counts}")
+        if dataset.classes != self.classes:
+            mine, theirs = (
+                ", ".join(names[:4]) + ("..." if len(names) > 4 else "") for names in (self.classes, dataset.classes)
+            )
+            raise ValueError(f"{self.path} knows the classes {mine}, and {dataset.name} has {theirs}")
         if dataset.n_objects != self.model.n_objects:
             counts = (
                 f"{self.model.n_objects or 'any number of'} in an image, and {dataset.name} has {dataset.n_objects}"
@@ -134,8 +138,8 @@ def measure(runs: list[Trained], dataset: Dataset, progress: object = None) -> M
             outputs = [run.model(batch.images, batch.labels) for run, batch in zip(runs, batches, strict=True)]
             scores = torch.stack([output.scores for output in outputs]).mean(0)
             values = [
-                float(loss_of(loss, output, batch, math.inf))
-                for loss, output, batch in zip(losses, outputs, batches, strict=True)
+                float(loss_of(loss, output, batch, run.step))
+                for run, loss, output, batch in zip(runs, losses, outputs, batches, strict=True)
             ]
             tally.add(scores, batches[0].labels, sum(values) / len(values))
             if callable(progress):

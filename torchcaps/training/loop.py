@@ -6,13 +6,14 @@ killed and goes on from a checkpoint, in the middle of an epoch or not, ends wit
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 from torch import Tensor
 
-from torchcaps.data import Batch, MeanImage
+from torchcaps.data import Batch, Loader, MeanImage
 from torchcaps.data.draws import hashed
 from torchcaps.models import Network
 from torchcaps.routing import Quadratic, RoutingDivergence
@@ -26,7 +27,7 @@ from torchcaps.training.checkpoint import (
 )
 from torchcaps.training.display import Display
 from torchcaps.training.engine import Engine, together
-from torchcaps.training.errors import RunError, RunStopped
+from torchcaps.training.errors import CheckpointError, RunError, RunStopped
 from torchcaps.training.folder import RunFolder
 from torchcaps.training.measure import Measures, Tally, evaluate, loss_of
 from torchcaps.training.nonfinite import first_nonfinite
@@ -72,9 +73,7 @@ class Training:
         self.model, self.optimizer = engine.setup(network, optimizer)
         self.average = Average(network, spec.decay) if self.recipe.weights == "average" else None
         self.tally = Tally(network)
-        self.gradient_norm = 0.0
         self.record: Record | None = None
-        self._reported = 0  # the step of the last row
 
     # Beginning and end -------------------------------------------------------------------------------------
 
@@ -82,10 +81,17 @@ class Training:
         """Go on from a checkpoint."""
         checkpoint.load_weights(self.network)
         restore_optimizer(self.optimizer.optimizer, checkpoint.part("optimizer"))
-        self.state = State.from_plain(checkpoint.state["run"])
+        self.state = State.from_plain(checkpoint.state.get("run", {}))
+        n_images = checkpoint.state.get("n_images", 0)
+        if n_images != len(self.images.train):
+            now = f"{len(self.images.train):,} images to learn from now"
+            raise CheckpointError(f"its data has changed: there were {n_images:,}, and there are {now}")
+        self.engine.fabric.strategy.precision.load_state_dict(checkpoint.state.get("precision", {}))
         if self.average is not None:
             self.average.load(checkpoint.part("average"), self.state.step)
         self.state.ended = ""
+        if self.state.planned_for != (self.spec.minutes or 0.0):
+            self.state.plan = 0  # another bound: it is laid out again
         if self.state.tally and self.engine.first:  # the counts are those of all processes together
             self.tally.restore(self.state.tally)
 
@@ -98,34 +104,40 @@ class Training:
     def run(self) -> State:
         """Train until the end, a wish to stop, or an error."""
         if self.engine.first:
-            self.record = Record(self.folder, self.state.step, self.spec.tensorboard)
-            self._reported = self.record.rows[-1]["step"] if self.record.rows else 0
-        self._reported = int(self.engine.told(self._reported))
+            self.record = Record(self.folder, self.state.reported, self.spec.tensorboard)
         self._started = self._saved = time.monotonic()
-        self._before = self.state.seconds
+        self._before, self._first = self.state.seconds, self.state.step
         self.network.train()
         with Request() as request, together(), self.display.running(self.total, self.state.step):
             self._request = request
             while not self.state.ended:
                 batches = self.loader.epoch(self.state.epoch, min(self.state.number, len(self.loader)))
                 while self.state.number < self.per_epoch and not self._over():
-                    self._step(next(batches, None))
-                    if self.state.step % self.look_every == 0 and self.state.number < self.per_epoch:
+                    if self._look_is_due():
                         self._report(look=True)
+                    self._step(next(batches, None))
                     self._heed()
                 self._end_epoch()
-        if self.record is not None:
-            self.record.close()
         return self.state
 
     def _over(self) -> bool:
         """Return whether the run has reached one of its bounds, and take note of which."""
-        state = self.state
+        state, patience = self.state, self.spec.patience
         if state.step >= self.total:
-            state.ended = "its steps are done" if self.recipe.steps else "its epochs are done"
+            planned = state.plan and state.step >= state.plan
+            state.ended = "its time is up" if planned else f"its {'steps' if self.recipe.steps else 'epochs'} are done"
         elif self.spec.minutes is not None and self.engine.most(self._seconds()) >= 60 * self.spec.minutes:
             state.ended = "its time is up"
+        elif patience is not None and state.waited >= patience:
+            state.ended = f"{state.waited} looks without a better result on the images held out"
         return bool(state.ended)
+
+    def _look_is_due(self) -> bool:
+        """Return whether it is time for a look inside an epoch; asked before a step, so that a run that goes on from
+        here takes a look that it was stopped before or in.
+        """
+        state = self.state
+        return state.number > 0 and state.step % self.look_every == 0 and state.reported != state.step
 
     def _seconds(self) -> float:
         return self._before + time.monotonic() - self._started
@@ -158,8 +170,8 @@ class Training:
         except ValueError as error:
             self._explain(batch, chance, error)
             raise
-        self.gradient_norm = self._clipped()
-        if not (abs(self.gradient_norm) < float("inf") and torch.isfinite(self.tally.loss)):
+        self.state.gradient_norm = self._clipped()
+        if not (abs(self.state.gradient_norm) < float("inf") and torch.isfinite(self.tally.loss)):
             self._explain(batch, chance, None)
         self.optimizer.step()
         for _ in range(self.recipe.ascents):
@@ -211,10 +223,11 @@ class Training:
     def _plan(self) -> None:
         """Lay out a schedule over the whole training by the speed of the first steps, where time is the bound."""
         state, minutes = self.state, self.spec.minutes
-        if state.plan or minutes is None or state.step != MEASURED or not self._needs_total():
+        if state.plan or minutes is None or state.step - self._first != MEASURED or not self._needs_total():
             return
-        speed = state.step / max(self._seconds(), 1e-6)
-        state.plan = int(self.engine.told(max(state.step + 1, int(SPARED * 60 * minutes * speed))))
+        speed = MEASURED / max(time.monotonic() - self._started, 1e-6)
+        left = int((SPARED * 60 * minutes - self._seconds()) * speed)
+        state.plan, state.planned_for = int(self.engine.told(state.step + max(1, left))), minutes
 
     def _needs_total(self) -> bool:
         with contextlib.suppress(ValueError):
@@ -237,7 +250,7 @@ class Training:
         if wish:
             self._save()
 
-    def _stop(self, signal: int) -> None:
+    def _stop(self, signal: int) -> NoReturn:
         place = f"step {self.state.step:,}, epoch {self.state.epoch + self.state.number / self.per_epoch:.2f}"
         raise RunStopped(f"stopped at {place}; saved. Go on with: torchcaps train --resume {self.folder.path}", signal)
 
@@ -245,23 +258,27 @@ class Training:
         """Close the epoch, or what was done of it where the run is over."""
         state = self.state
         whole = state.number >= self.per_epoch
-        if whole and state.step >= self.total:
+        if whole:
             self._over()
         due = whole and (state.epoch + 1) % self.spec.evaluate_every == 0
-        if self._reported != state.step:
+        if state.reported != state.step:
             self._report(look=due or bool(state.ended))
         if whole:
             state.epoch, state.number = state.epoch + 1, 0
-        if not state.ended and self.spec.patience is not None and state.waited >= self.spec.patience:
-            state.ended = f"{state.waited} looks without a better result on the images held out"
         self._save()
 
     def _report(self, look: bool) -> None:
         """Look at the images held out, write a row, keep the best."""
+        self._refuse_nonfinite()
         state = self.state
         epochs = state.epoch + state.number / self.per_epoch
         trained = self.tally.measures(self.engine.sum)
-        found = self._look() if look and self.watch is not None else None
+        try:
+            found = self._look() if look and self.watch is not None else None
+        except _Interrupted:  # what was trained is saved, and the look is taken when the run goes on
+            self.network.train()
+            self._save()
+            self._stop(self._request.signal)
         name = "validation" if self.images.held_out is not None else "test"
         if found is not None and name == "validation":
             self._judge(found, epochs)
@@ -272,35 +289,41 @@ class Training:
             "rate": self.recipe.rate(max(0, state.step - 1), state.epoch, self.total),
             "train_loss": trained.loss if trained.n else None,
             "train_accuracy": trained.accuracy if trained.n else None,
-            "gradient_norm": self.gradient_norm,
+            "gradient_norm": self.state.gradient_norm,
         }
         if found is not None:
             row |= {f"{name}_loss": found.loss, f"{name}_accuracy": found.accuracy}
         if self.record is not None:
             self.record.write(**row)
         self.display.row(row, self.recipe.epochs)
-        self.tally, self._reported = Tally(self.network), state.step
+        self.tally, state.reported = Tally(self.network), state.step
 
     def _look(self) -> Measures:
         assert self.watch is not None
-        model = self.model
-        with self.average.in_place(self.network) if self.average is not None else contextlib.nullcontext():
-            return evaluate(model, self.network, self.watch, self.loss, self.state.step, self.engine.sum, self._glance)
+        with self._weights_that_count():
+            return self.measured(self.watch, self._glance)
+
+    def measured(self, loader: Loader, progress: Callable[[], None] | None = None) -> Measures:
+        """Look at images with the weights as they are, all processes together."""
+        # Not through the engine's wrapper, which would wait for processes that have no images left.
+        with self.engine.fabric.autocast():
+            return evaluate(self.network, loader, self.loss, self.state.step, self.engine.sum, progress)
+
+    def _weights_that_count(self) -> contextlib.AbstractContextManager[None]:
+        return self.average.in_place(self.network) if self.average is not None else contextlib.nullcontext()
 
     def _glance(self) -> None:
-        """Stop in the middle of a look; what was trained is saved, and the look is taken again when the run goes on."""
+        """Break off a look where somebody wants the run to stop; several processes can't do so by themselves."""
         self.display.tick()
         if self._request.signal and self.engine.world == 1:
-            self.network.train()
-            self._save()
-            self._stop(self._request.signal)
+            raise _Interrupted
 
     def _judge(self, found: Measures, epochs: float) -> None:
         state = self.state
         if state.best.beaten_by(found.accuracy, found.loss):
             state.best, state.waited = Best(found.accuracy, found.loss, state.step, epochs), 0
             if self.engine.first:
-                with self.average.in_place(self.network) if self.average is not None else contextlib.nullcontext():
+                with self._weights_that_count():
                     self._write(self.folder.best, prefixed("model", self.network.state_dict()))
         else:
             state.waited += 1
@@ -309,6 +332,7 @@ class Training:
 
     def _save(self) -> None:
         """Write where the run stands; all processes come here together."""
+        self._refuse_nonfinite()
         tally = Tally(self.network)
         tally.counts, tally.loss = self.engine.sum(self.tally.counts), self.engine.sum(self.tally.loss)
         self.state.tally = tally.plain()
@@ -321,11 +345,30 @@ class Training:
             self._write(self.folder.last, tensors)
         self._saved = time.monotonic()
 
+    def _refuse_nonfinite(self) -> None:
+        """Stop where weights are no numbers: they must not take the place of good ones."""
+        for name, tensor in self.network.state_dict().items():
+            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+                raise RunError(
+                    f"step {self.state.step:,}: the first value that is no finite number arose in the weights {name}, "
+                    f"when the optimiser changed them. {self._kept()} A lower --optimizer.rate may help"
+                )
+
     def _write(self, path: Path, tensors: dict[str, Tensor]) -> None:
         means = [step.mean for step in self.images.pipeline.steps(False) if isinstance(step, MeanImage)]
         tensors |= {f"pipeline.{n}": mean for n, mean in enumerate(means) if mean is not None}
-        state = {"run": self.state.plain(), "config": self.spec.plain(), "classes": list(self.images.train.classes)}
+        state = {
+            "run": self.state.plain(),
+            "config": self.spec.plain(),
+            "classes": list(self.images.train.classes),
+            "n_images": len(self.images.train),
+            "precision": self.engine.fabric.strategy.precision.state_dict(),  # the scale of half precision
+        }
         write_checkpoint(path, tensors, state, self.folder.previous if path == self.folder.last else None)
+
+
+class _Interrupted(Exception):
+    """Somebody wants the run to stop while it looks at images."""
 
 
 def step_seed(seed: int, step: int, rank: int) -> int:

@@ -134,7 +134,6 @@ class Tally:
 
 
 def evaluate(
-    model: Any,
     network: Network,
     loader: Loader,
     loss: nn.Module,
@@ -145,8 +144,7 @@ def evaluate(
     """Go through a data set without learning.
 
     Args:
-        model: what is called: the network, or what the engine made of it.
-        network: the network itself.
+        network: the network.
         loader: of the images.
         loss: the objective.
         step: the training step, which the margin of the spread loss depends on.
@@ -159,7 +157,7 @@ def evaluate(
     try:
         with torch.no_grad():
             for batch in loader.epoch(0):
-                output = model(batch.images, batch.labels)
+                output = network(batch.images, batch.labels)
                 tally.add(output.scores, batch.labels, float(loss_of(loss, output, batch, step)))
                 if progress is not None:
                     progress()

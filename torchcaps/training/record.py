@@ -70,7 +70,12 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     rows = []
-    for row in csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"))):
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise RunError(f"{path} can't be read: {error.strerror or error}") from error
+    whole = text[: text.rfind("\n") + 1]
+    for row in csv.DictReader(io.StringIO(whole)):
         try:
             numbers = {name: float(row[name]) if row[name] else None for name in COLUMNS}
             rows.append({**numbers, "step": int(row["step"])})

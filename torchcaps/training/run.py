@@ -18,13 +18,14 @@ import torch
 import torchcaps
 from torchcaps.models import Network
 from torchcaps.models.memory import estimate_memory
+from torchcaps.routing import Quadratic
 from torchcaps.training.checkpoint import read_checkpoint
 from torchcaps.training.display import Display
 from torchcaps.training.engine import Engine, n_processes, process_rank
-from torchcaps.training.errors import CheckpointError, RunError
+from torchcaps.training.errors import CheckpointError, RunError, extra
 from torchcaps.training.folder import RunFolder
 from torchcaps.training.loop import Training
-from torchcaps.training.measure import Measures, evaluate
+from torchcaps.training.measure import Measures
 from torchcaps.training.pictures import draw_run
 from torchcaps.training.setting import Images, check_objects, fitted, make_loader, make_network, open_images
 from torchcaps.training.spec import RunSpec
@@ -70,7 +71,7 @@ def train(spec: RunSpec, out: str | os.PathLike[str] | None = None, chosen: froz
     spec = fitted(spec, images, chosen)
     network = make_network(spec)
     check_objects(network, images)
-    _check(spec, images)
+    _check(spec, network, images)
     display = Display(process_rank() == 0)
     _announce(spec, network, images, display)
     engine = Engine(spec)
@@ -102,9 +103,10 @@ def resume(path: str | os.PathLike[str], change: Callable[[RunSpec], RunSpec] = 
         if problems and checkpoint is None:
             raise CheckpointError(f"{problems[0]}; there is no other checkpoint to go on from")
         images = open_images(spec)
+        fitted(spec, images, frozenset({"image", "classes", "n_objects"}))  # says so where the data has changed
         network = make_network(spec)
         check_objects(network, images)
-        _check(spec, images)
+        _check(spec, network, images)
         engine, display = Engine(spec), Display(process_rank() == 0)
         training = Training(spec, folder, engine, images, network, display)
         for problem in problems:
@@ -132,9 +134,14 @@ def _short(data: str) -> str:
     return Path(data).name if os.sep in data else data.rpartition(".")[2] or data
 
 
-def _check(spec: RunSpec, images: Images) -> None:
-    """Refuse what contradicts itself."""
+def _check(spec: RunSpec, network: Network, images: Images) -> None:
+    """Refuse what contradicts itself, and what is not installed."""
     recipe = spec.how
+    if spec.tensorboard:
+        extra("tensorboard", "--tensorboard", "tensorboard")
+    if recipe.ascents and not any(isinstance(getattr(m, "routing", None), Quadratic) for m in network.modules()):
+        raise ValueError("--ascents is for Quadratic routing (--routing quadratic), which this model does not have")
+    recipe.optimizer.make([torch.zeros(1)])  # says what is wrong with its numbers
     if images.held_out is None:
         if recipe.weights == "best":
             raise ValueError("weights 'best' needs images to choose by: hold some out with --validate 0.1")
@@ -207,18 +214,16 @@ def _tested(training: Training) -> dict[str, Measures]:
     if images.test is None:
         return {}
     loader = make_loader(images.test, training.spec, images.pipeline, False, engine)
-
-    def look() -> Measures:
-        return evaluate(training.model, network, loader, training.loss, training.state.step, engine.sum)
-
-    tests = {"last": look()}
+    tests = {"last": training.measured(loader)}
     if training.average is not None:
         with training.average.in_place(network):
-            tests["average"] = look()
-    if training.folder.best.exists():
+            tests["average"] = training.measured(loader)
+    if engine.told(training.folder.best.exists()):
         own = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-        read_checkpoint(training.folder.best, engine.device).load_weights(network)
-        tests["best"] = look()
+        if engine.first:
+            read_checkpoint(training.folder.best, engine.device).load_weights(network)
+        engine.share(network)
+        tests["best"] = training.measured(loader)
         if training.recipe.weights != "best":
             network.load_state_dict(own)
     return tests

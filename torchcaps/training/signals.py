@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: asked for once, the run ends at the next step; asked for twice, at once."""
+"""Ctrl-C, SIGTERM and SIGHUP: asked for once, the run ends at the next step; asked for twice, at once."""
 
 import signal
 import threading
@@ -15,7 +15,8 @@ class Request:
         signal: the number of the signal that came, or 0.
     """
 
-    HEARD = (signal.SIGINT, signal.SIGTERM)
+    # SIGHUP is a terminal that was closed; Windows has none.
+    HEARD = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 
     def __init__(self) -> None:
         self.signal = 0

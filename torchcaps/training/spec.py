@@ -31,7 +31,7 @@ class RunSpec:
         accumulate: every batch is taken in so many pieces, one after the other, to save memory. Gradients are those of
             the whole batch.
         precision: of the numbers, in Lightning's words: ``"bf16-mixed"`` computes in bfloat16 and keeps weights whole.
-        patience: stop after so many epochs without a better result on the images held out.
+        patience: stop after so many looks at the images held out without a better result.
         decay: of the average of the weights, each step.
         seed: of the weights, the order of images, augmentation and dropout.
         deterministic: refuse operations that may differ from one time to the next on the same machine.
@@ -90,6 +90,7 @@ class RunSpec:
         for name in ("minutes", "clip", "checkpoint_minutes"):
             check_range(self, name, 0, strict=True)
         check_range(self, "workers", 0)
+        check_range(self, "seed", -(2**63), 2**63 - 1)
         check_range(self, "decay", 0, 1)
 
     @classmethod

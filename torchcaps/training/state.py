@@ -37,6 +37,9 @@ class State:
         step: updates of the weights.
         seconds: time spent, over all sessions.
         plan: steps that the schedule is laid out for, where the time decides; 0: not known yet.
+        planned_for: the minutes that it was laid out for.
+        reported: the step of the last row of the metrics.
+        gradient_norm: of the last step.
         waited: looks at the images held out since the best.
         best: that one.
         tally: counts of the epoch that runs.
@@ -48,6 +51,9 @@ class State:
     step: int = 0
     seconds: float = 0.0
     plan: int = 0
+    planned_for: float = 0.0
+    reported: int = 0
+    gradient_norm: float = 0.0
     waited: int = 0
     best: Best = field(default_factory=Best)
     tally: dict[str, Any] = field(default_factory=dict)
