@@ -54,6 +54,7 @@ def uv_environment() -> dict[str, str]:
 def uv_install(lock: str, quiet: bool = False) -> bool:
     """Install one lock with its hashes by uv, the fast way."""
     command = [PYTHON, "-m", "uv", "pip", "install", "--python", PYTHON, *FROM_LOCK, LOCKS / lock]
+    command.append("--compile-bytecode")  # as pip does: or every command would compile torch again where it can't write
     return run(*command, "--quiet", *(["--quiet"] if quiet else []), env=uv_environment())
 
 
