@@ -1,6 +1,7 @@
 """Which command is meant, and what becomes of its errors."""
 
 import importlib
+import os
 import sys
 from typing import NoReturn
 
@@ -53,6 +54,9 @@ def main(words: list[str] | None = None) -> None:
         getattr(importlib.import_module(module), name)(words[1:])
     except (ValueError, TypeError) as error:
         _leave(str(error), 2)
+    except BrokenPipeError:  # whoever read, such as head, has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor may what is left raise at the end
+        sys.exit(0)
     except KeyboardInterrupt:
         _leave("stopped", 130)
 
