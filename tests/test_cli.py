@@ -1,8 +1,6 @@
 """The command line, as a person and as a script would use it."""
 
-import contextlib
 import dataclasses
-import io
 import json
 import re
 import subprocess
@@ -12,26 +10,12 @@ from pathlib import Path
 import pytest
 
 import torchcaps
+from tests.commands import refusal, run
 from torchcaps.cli import main
 from torchcaps.models.registry import REGISTRY
 from torchcaps.routing import Dynamic
 
 ROOT = Path(__file__).resolve().parent.parent
-
-
-def run(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    main(list(words))
-    return capsys.readouterr().out
-
-
-def refusal(*words: str) -> str:
-    """What is said on standard error when a command refuses, which it ends with 2."""
-    said = io.StringIO()
-    with contextlib.redirect_stderr(said), pytest.raises(SystemExit) as stop:
-        main(list(words))
-    assert stop.value.code == 2
-    assert said.getvalue().count("\n") == 1
-    return said.getvalue().strip()
 
 
 def test_list_has_every_model_with_paper_data_parameters_and_routing(capsys: pytest.CaptureFixture[str]) -> None:

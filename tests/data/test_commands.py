@@ -1,7 +1,5 @@
 """`torchcaps data` as a person and as a script would use it, and the pictures that it draws."""
 
-import contextlib
-import io
 import json
 import os
 import re
@@ -14,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+from tests import commands
 from tests.data import writers
 from tests.data.test_folder import picture
 from tests.data.test_formats import write_norb
@@ -31,18 +30,11 @@ def nothing_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    main(["data", *words])
-    return capsys.readouterr().out
+    return commands.run(capsys, "data", *words)
 
 
 def refusal(*words: str) -> str:
-    """What is said on standard error when a command refuses, which it ends with 2."""
-    said = io.StringIO()
-    with contextlib.redirect_stderr(said), pytest.raises(SystemExit) as stop:
-        main(["data", *words])
-    assert stop.value.code == 2
-    assert said.getvalue().count("\n") == 1
-    return said.getvalue().strip()
+    return commands.refusal("data", *words)
 
 
 def test_list_has_every_data_set_and_says_what_is_here(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

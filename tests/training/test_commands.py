@@ -15,6 +15,7 @@ import yaml
 from PIL import Image
 
 from tests.training.own import DATA, MODEL
+from tests.commands import refusal, run
 from torchcaps.cli import main
 from torchcaps.data import create_dataset
 from torchcaps.models.schedules import Exponential, OneCycle
@@ -32,20 +33,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(sys, "path", [str(ROOT), *sys.path])
-
-
-def run(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    main(list(words))
-    return capsys.readouterr().out
-
-
-def refusal(*words: str) -> str:
-    said = io.StringIO()
-    with contextlib.redirect_stderr(said), pytest.raises(SystemExit) as stop:
-        main(list(words))
-    assert stop.value.code == 2, said.getvalue()
-    assert said.getvalue().count("\n") == 1, said.getvalue()
-    return said.getvalue().strip()
 
 
 def spec_of(folder: str) -> RunSpec:
@@ -294,7 +281,8 @@ def test_without_the_engine_it_says_what_to_install(monkeypatch: pytest.MonkeyPa
 
 def test_help_needs_no_torch_and_training_help_no_engine() -> None:
     script = (
-        "import sys, contextlib; from torchcaps.cli import main\n"
+        "import sys, contextlib; from tests.commands import refusal, run
+from torchcaps.cli import main\n"
         "with contextlib.suppress(SystemExit): main(sys.argv[1:])\n"
         "print('loaded:', *(name for name in ('torch', 'lightning_fabric', 'matplotlib') if name in sys.modules))"
     )
