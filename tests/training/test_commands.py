@@ -1,7 +1,6 @@
 """``torchcaps train``, ``evaluate`` and ``predict``, as a person and as a script would use them."""
 
 import contextlib
-import io
 import json
 import os
 import pty
@@ -14,8 +13,8 @@ import torch
 import yaml
 from PIL import Image
 
-from tests.training.own import DATA, MODEL
 from tests.commands import refusal, run
+from tests.training.own import DATA, MODEL
 from torchcaps.cli import main
 from torchcaps.data import create_dataset
 from torchcaps.models.schedules import Exponential, OneCycle
@@ -46,9 +45,9 @@ def spec_of(folder: str) -> RunSpec:
 def test_a_run_says_what_it_does_and_leaves_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
     text = run(capsys, "train", MODEL, *FEW, "--epochs", "2", "--validate", "0.2")
     assert "images of 1x28x28, 10 classes" in text
-    assert "few: 56 to learn from, 14 held out, 30 of few to test with" in text
+    assert "few: 56 to learn from, 14 held out, 30 to test with" in text
     assert "memory: about " in text
-    assert "epoch     2/2" in text
+    assert "epoch    2/2" in text
     assert not {"\x1b", "\r"} & set(text)  # plain lines: nobody looks
     assert "On the test images, by which nothing was chosen:" in text
     folder = Path("runs/Narrow-FewDigits-1")
@@ -184,6 +183,10 @@ def test_a_run_that_goes_on_takes_bounds_only(capsys: pytest.CaptureFixture[str]
     text = run(capsys, "train", "--resume", "run", "--epochs", "2")
     assert "going on with run at step 5, epoch 1.00" in text
     assert len(read_rows(Path("run/metrics.csv"))) == 2
+    assert "run is at step 10 already: the 3 steps that it is to have lie before" in refusal(
+        "train", "--resume", "run", "--steps", "3"
+    )
+    assert spec_of("run").how.epochs == 2
     assert "run holds a run already" in refusal("train", MODEL, *FEW, "--out", "run")
 
 
@@ -227,7 +230,7 @@ def test_a_folder_of_images_is_data_enough(capsys: pytest.CaptureFixture[str]) -
     text = run(capsys, "train", "./pics", *small, "--steps", "2", "--threads", "1")
     assert "capsnet_images" in text
     assert "images of 3x40x36, 3 classes" in text
-    assert "pics: 18 to learn from, 3 held out, 3 of pics to test with" in text
+    assert "pics: 18 to learn from, 3 held out, 3 to test with" in text
     assert "memory: about" in text
     folder = "runs/capsnet_images-pics-1"
     assert Path(folder, "checkpoints/best.safetensors").is_file()
@@ -244,7 +247,8 @@ def test_a_switch_does_not_swallow_the_model(capsys: pytest.CaptureFixture[str])
     torch.use_deterministic_algorithms(False)
     assert spec_of("run").model == MODEL
     assert spec_of("run").fields["reconstruction"] is True
-    run(capsys, "train", "--config", "run/config.yaml", "--deterministic=false", MODEL, "--out", "other")
+    run(capsys, "train", "--config", "run/config.yaml", "--deterministic", "false", MODEL, "--out", "other")
+    assert not spec_of("other").deterministic
     assert spec_of("other").model == MODEL
     for text, said in (
         ("fields: 3", "fields must be a list of settings"),
@@ -281,8 +285,7 @@ def test_without_the_engine_it_says_what_to_install(monkeypatch: pytest.MonkeyPa
 
 def test_help_needs_no_torch_and_training_help_no_engine() -> None:
     script = (
-        "import sys, contextlib; from tests.commands import refusal, run
-from torchcaps.cli import main\n"
+        "import sys, contextlib; from torchcaps.cli import main\n"
         "with contextlib.suppress(SystemExit): main(sys.argv[1:])\n"
         "print('loaded:', *(name for name in ('torch', 'lightning_fabric', 'matplotlib') if name in sys.modules))"
     )
@@ -416,6 +419,11 @@ def test_photographs_of_other_sizes_modes_and_polarity_are_brought_into_form(
     paper.paste(Image.eval(large, lambda p: 255 - p).convert("RGB"), (250, 10))
     see_through = Image.new("RGBA", (280, 280), (0, 0, 0, 0))
     see_through.putalpha(large)
+    white = Image.new("RGBA", (280, 280), (255, 255, 255, 0))
+    white.putalpha(large)
+    light = torch.linspace(140, 230, 320).expand(300, 320).clone()  # paper that is darker at the left
+    light[10:290, 20:300] *= 1 - torch.tensor(list(large.tobytes())).view(280, 280) / 255 * 0.8
+    shaded = Image.fromarray((light + 6 * torch.rand(300, 320)).to(torch.uint8).numpy())
     pictures = {
         "plain.png": digit,
         "sixteen.png": Image.fromarray(
@@ -425,6 +433,8 @@ def test_photographs_of_other_sizes_modes_and_polarity_are_brought_into_form(
         "large.png": large,
         "paper.jpg": paper,
         "ink.png": see_through,
+        "white.png": white,
+        "shaded.png": shaded,
     }
     for name, picture in pictures.items():
         picture.save(name)
@@ -462,6 +472,8 @@ def test_what_is_no_image_is_refused_with_a_reason_and_the_rest_is_done(
     with pytest.raises(SystemExit):
         main(["predict", "run0", "words.png", "digit.png", "--json"])
     printed = capsys.readouterr()
-    assert [row["image"] for row in json.loads(printed.out)] == ["digit.png"]
+    fine, wrong = json.loads(printed.out)
+    assert fine["image"] == "digit.png"
+    assert wrong == {"image": "words.png", "error": wrong["error"]}
     assert "words.png can't be read" in printed.err
     assert "is no run" in refusal("predict", "nowhere", "digit.png")

@@ -128,7 +128,9 @@ def _taken_for(found: Measures, number: int, classes: tuple[str, ...]) -> str:
     if not found.confusion:
         return ""
     others = [(count, other) for other, count in enumerate(found.confusion[number]) if other != number and count]
-    return ", ".join(f"{classes[other]} {count:,}" for count, other in sorted(others, key=lambda x: (-x[0], x[1]))[:3])
+    return ", ".join(
+        f"{classes[other]} ({count:,})" for count, other in sorted(others, key=lambda x: (-x[0], x[1]))[:3]
+    )
 
 
 def _as_json(runs: list[Trained], dataset: Any, results: dict[str, Measures]) -> dict[str, Any]:

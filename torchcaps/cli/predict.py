@@ -42,32 +42,32 @@ def predict_command(words: list[str]) -> None:
     polarities = Literal["auto", "as-is", "inverted"]
     parser.add_argument("--polarity", type=polarities, default="auto", help="auto inverts dark digits on bright paper")
     fits = Literal["crop", "pad", "stretch"]
-    parser.add_argument("--fit", type=fits | None, help="what is done to images of another shape")
+    parser.add_argument("--fit", type=fits | None, help="what is done to images of another shape: crop, pad or stretch")
     parser.add_argument("--json", action="store_true", help="for machines; no pictures unless --out is given")
     options = parser.parse_args(words)
     torch.set_num_threads(1)
     run = load_run(options.run, options.weights)
     if run.note:
         print(f"torchcaps: {run.note}", file=sys.stderr)
-    found, problems = [], []
+    found, refused = [], []
     for path in options.images:
         try:
             found.append(predict(run, path, options.polarity, options.fit))
         except DataError as error:
-            problems.append(str(error))
+            refused.append((path, str(error)))
     out = Path(options.out).expanduser() if options.out else None if options.json else run.path / "predictions"
     names = _names(found)
     pictures = [_pictures(run, p, out, name) if out is not None else [] for p, name in zip(found, names, strict=True)]
     if options.json:
-        rows = zip(found, pictures, strict=True)
-        print(json.dumps([_as_json(run, prediction, files) for prediction, files in rows], indent=2))
+        rows = [_as_json(run, prediction, files) for prediction, files in zip(found, pictures, strict=True)]
+        print(json.dumps(rows + [{"image": str(path), "error": problem} for path, problem in refused], indent=2))
     else:
         for prediction, files in zip(found, pictures, strict=True):
             _show(run, prediction, files)
-    for problem in problems[:-1]:
+    for _, problem in refused[:-1]:
         print(f"torchcaps: {problem}", file=sys.stderr)
-    if problems:
-        raise DataError(problems[-1])
+    if refused:
+        raise DataError(refused[-1][1])
 
 
 def _names(found: list[Prediction]) -> list[str]:

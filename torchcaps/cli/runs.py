@@ -2,6 +2,7 @@
 
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -20,6 +21,7 @@ def run_safely(words: list[str], devices: int, run: Callable[[], Any]) -> None:
         sys.exit(supervise(["train", *words], devices))
     first = process_rank() == 0
     follow_parent()
+    warnings.showwarning = lambda message, *_: print(f"torchcaps: {message}", file=sys.stderr) if first else None
     try:
         result = run()
     except RunStopped as stopped:
@@ -29,7 +31,7 @@ def run_safely(words: list[str], devices: int, run: Callable[[], Any]) -> None:
     except (ValueError, TypeError, DataError) as error:
         _leave(str(error), 2, os.environ.get("LOCAL_RANK", "0") == "0")  # once on every machine
     except KeyboardInterrupt:
-        _leave("stopped at once, nothing was saved since the last checkpoint", 130, first)
+        _leave("stopped at once; what was saved before stays", 130, first)
     if first:
         _summary(result)
 
@@ -65,8 +67,9 @@ def _summary(result: Any) -> None:
     for path, what in (
         ("config.yaml", "everything that decides the run"),
         ("metrics.csv", "its curve"),
+        ("results.json", "these numbers, by class, with the machine"),
         ("checkpoints/", "the last weights, and the best where images were held out"),
-        ("pictures/", "curves, reconstructions, what each dimension does, who is taken for whom"),
+        ("pictures/", ", ".join(sorted(path.stem for path in (result.folder / "pictures").glob("*.png")))),
     ):
         print(f"  {path:<14} {what}")
     print(f"\nGo on: torchcaps predict {result.folder} IMAGE.png, or torchcaps evaluate {result.folder}")

@@ -94,14 +94,14 @@ class Flags:
 
 def free_words(words: list[str], switches: Collection[str] = ()) -> list[str]:
     """Return the words that are no flag and no flag's value."""
-    free, taken = [], False
+    free, flag = [], ""
     for word in words:
         if word.startswith("--"):
-            taken = "=" not in word and word not in switches and not word.endswith("help")
-        elif taken:
-            taken = False
-        else:
+            flag = "" if "=" in word or word.endswith("help") else word
+        elif not flag or (flag in switches and word.lower() not in ("true", "false")):
             free.append(word)
+        else:
+            flag = ""
     return free
 
 
@@ -128,7 +128,12 @@ def flag_words(path: str) -> list[str]:
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} can't be read: {getattr(error, 'strerror', None) or error}") from error
     except yaml.YAMLError as error:
-        raise ValueError(f"{path} is no YAML file: {' '.join(str(error).split())}") from error
+        mark, problem = (
+            getattr(error, "problem_mark", None),
+            getattr(error, "problem", None) or "it can't be read as one",
+        )
+        where = f", line {mark.line + 1}" if mark is not None else ""
+        raise ValueError(f"{path} is no YAML file: {problem}{where}") from error
     if not isinstance(values, dict):
         raise ValueError(f"{path} must be a list of settings, such as 'epochs: 5'")
     return list(_flags(values))

@@ -23,8 +23,7 @@ def centred_ink(pixels: Tensor, size: tuple[int, int]) -> Tensor:
         ``-> [1, *size]``, bytes
     """
     image = pixels.float()[0]
-    edge = torch.cat([image[0], image[-1], image[:, 0], image[:, -1]])
-    ink = (image - edge.median()).clamp(min=0)
+    ink = (image - _background(image)).clamp(min=0)
     if float(ink.max()) < 25:
         raise DataError("there is no ink in it that stands out from its background")
     there = ink > FAINT * ink.max()
@@ -44,3 +43,22 @@ def centred_ink(pixels: Tensor, size: tuple[int, int]) -> Tensor:
     out = torch.zeros(height, width)
     out[top : top + drawn.shape[0], left : left + drawn.shape[1]] = drawn
     return out.round().to(torch.uint8)[None]
+
+
+def _background(image: Tensor) -> Tensor:
+    """Return what the paper would look like without ink: a plane through the image's edge, since light falls off."""
+    height, width = image.shape
+    rows, columns = torch.meshgrid(torch.linspace(-1, 1, height), torch.linspace(-1, 1, width), indexing="ij")
+    terms = torch.stack([torch.ones_like(image), rows, columns], dim=-1)  # [H, W, 3]
+    edge = torch.ones(height, width, dtype=torch.bool)
+    edge[1:-1, 1:-1] = False
+    known, values = terms[edge], image[edge]
+    plane = torch.linalg.lstsq(known, values.unsqueeze(1)).solution[:, 0]
+    for _ in range(3):  # ink that touches the edge is not paper: what lies far from the plane has no say
+        off = (values - known @ plane).abs()
+        near = off <= 2 * off.median() + 1
+        known, values = known[near], values[near]
+        plane = torch.linalg.lstsq(known, values.unsqueeze(1)).solution[:, 0]
+    # Noise of the paper, all that is within three times its usual size, is paper.
+    noise = 3 * float((values - known @ plane).abs().median())
+    return terms @ plane + noise

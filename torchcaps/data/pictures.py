@@ -107,13 +107,14 @@ def _decoded(paths: Sequence[Path], form: Form) -> tuple[tuple[Tensor, Tensor], 
     return (images if all(fine) else images[kept], kept), {path: problems[path] for path in paths if path in problems}
 
 
-def read_picture(path: Path, form: Form, fill: str = "black") -> Tensor:
+def read_picture(path: Path, form: Form, fill: str = "black", ground: str = "white") -> Tensor:
     """Read one file: upright, whatever its mode, on white where it is transparent, ``[C, H, W]``.
 
     Args:
         path: the file.
         form: what it is brought into.
         fill: the colour that it is padded with.
+        ground: the colour that shows where it is transparent.
     """
     pillow, operations = extra("PIL.Image", "reading images"), extra("PIL.ImageOps", "reading images")
     height, width = form.size
@@ -125,8 +126,7 @@ def read_picture(path: Path, form: Form, fill: str = "black") -> Tensor:
         image = _eight_bits(image)
         if image.mode in ("RGBA", "LA", "La", "PA") or "transparency" in image.info:
             image = image.convert("RGBA")
-            white = pillow.new("RGBA", image.size, "white")
-            image = pillow.alpha_composite(white, image)
+            image = pillow.alpha_composite(pillow.new("RGBA", image.size, ground), image)
         image = image.convert("L" if form.channels == 1 else "RGB")
         resampling = pillow.Resampling.BILINEAR
         if image.size != (width, height):
@@ -162,7 +162,8 @@ def _report(problems: dict[Path, Exception], n_files: int, skip: bool) -> None:
     if len(problems) == n_files:
         raise DataError(f"folder: none of {n_files:,} files can be read as an image, {first} first: {reason}")
     if not skip:
-        advice = "mend or remove it, or leave out such files by broken='skip' (--broken skip)"
+        flags = "(--broken skip, in training --data.broken skip)"
+        advice = f"mend or remove it, or leave out such files by broken='skip' {flags}"
         raise DataError(f"folder: {first}{others} can't be read as an image ({reason}): {advice}")
     names = ", ".join(str(path) for path in list(problems)[:5])
     more = f" and {len(problems) - 5:,} more" if len(problems) > 5 else ""

@@ -86,14 +86,14 @@ class Display:
         """Take note that a look at other images goes on."""
         if self._bar is not None and time.monotonic() - self._last > DRAWN:
             self._last = time.monotonic()
-            self._bar.update(self._task, description="looking")
+            self._bar.update(self._task, description="evaluating")
 
     def row(self, row: dict[str, Any], epochs: int | None) -> None:
         """Show what an epoch has brought."""
         number = f"{row['epoch']:g}" + (f"/{epochs}" if epochs else "")
-        words = [f"epoch {number:>7}", f"step {row['step']:>7,}", f"{row['seconds']:7,.0f} s"]
+        words = [f"epoch {number:>6}", f"{row['seconds']:6,.0f} s"]
         for name in ("train", "validation", "test"):
             if row.get(f"{name}_accuracy") is not None:
-                words.append(f"{name} {100 * row[f'{name}_accuracy']:6.2f} % (loss {row[f'{name}_loss']:.4f})")
+                words.append(f"{name} {100 * row[f'{name}_accuracy']:.2f} %, loss {row[f'{name}_loss']:.4f}")
         self.say("  ".join(words))
         self._last = time.monotonic()

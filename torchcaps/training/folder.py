@@ -81,7 +81,7 @@ class RunFolder:
         if not os.fspath(path) or not folder.path.exists():
             raise ValueError(f"{os.fspath(path)!r} is no run: there is no such folder")
         if folder.path.is_file() or not folder.config.exists():
-            raise ValueError(f"{path} is no run: it is a folder with a {CONFIG} in it, as 'torchcaps train' makes one")
+            raise ValueError(f"{path} is no run: there is no {CONFIG} in it, as in those that 'torchcaps train' makes")
         return folder
 
     def hold(self) -> None:

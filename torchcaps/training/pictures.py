@@ -95,7 +95,9 @@ def draw_confusion(found: Measures, classes: tuple[str, ...], out: Path, title: 
                     )
     axes.set_xlabel("taken for")
     axes.set_ylabel("is")
-    figure.colorbar(shown, ax=axes, label="wrong images", shrink=0.7)
+    bar = figure.colorbar(shown, ax=axes, label="wrong images", shrink=0.7)
+    bar.locator = extra("matplotlib.ticker", "drawing").MaxNLocator(integer=True)
+    bar.update_ticks()
     axes.set_title(title or f"{found.n_right:,} of {found.n:,} right", fontsize=10)
     save_figure(figure, out)
 
@@ -124,7 +126,7 @@ def draw_reconstructions(model: Network, loader: Loader, out: Path, title: str =
             grid[0][column].set_title(words, fontsize=8, color=RIGHT if right[place] else WRONG, pad=3)
             if decoded is not None:
                 _show(grid[1][column], decoded[place])
-    words = "Above: images. Below: what the decoder makes of their capsules." if lines == 2 else "Images."
+    words = "Above: images. Below: what the decoder makes of their capsules." if lines == 2 else ""
     words = f"{title}{int(right.sum()):,} of {len(right):,} right. {words}"
     marks = "Green: right. Red: wrong, what it is → what it was taken for."
     figure.suptitle(f"{words}\n{marks}", fontsize=10, y=1 - 0.08 / tall, va="top")

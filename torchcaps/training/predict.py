@@ -22,6 +22,7 @@ Polarity = Literal["auto", "as-is", "inverted"]
 Fit = Literal["crop", "pad", "stretch"]
 FRAME = 0.08  # of the shorter side: how wide the frame is whose brightness tells paper from ink
 BRIGHT = 0.6  # from which on it is paper
+SURE = 0.5  # capsules that are shorter say that nothing is there
 LARGE = 10  # times the network's size: what a photograph is read in before its ink is found
 MNIST_LIKE = ("digits", "mnist", "expanded-mnist", "affnist-style")
 OVERLAPPING = ("multimnist", "multimnist-official", "diverse-multimnist")
@@ -69,17 +70,21 @@ def predict(
     if channels not in (1, 3):
         raise ValueError(f"{run.path} is for images with {channels} channels, and a picture has 1 or 3")
     size = (height, width)
+    ground = "white"
     whole = _read(path, Form(size, channels, "stretch"))
+    if int(whole.max()) == int(whole.min()):
+        ground = "black"  # what is white on nothing shows on black only
+        whole = _read(path, Form(size, channels, "stretch"), ground=ground)
     if int(whole.max()) == int(whole.min()):
         raise DataError(f"{path} is one colour all over: there is nothing to see in it")
     inverted = polarity == "inverted" or (polarity == "auto" and channels == 1 and _on_paper(whole, run))
     fill = "white" if inverted else "black"
     ink = fit is None and _knows_ink(run) and _size(path) != size
     if ink:
-        pixels = _read(path, Form((LARGE * height, LARGE * width), channels, "pad"), fill)
+        pixels = _read(path, Form((LARGE * height, LARGE * width), channels, "pad"), fill, ground)
     else:
         used = fit or run.spec.data_options.get("fit") or ("crop" if is_folder(run.spec.how.data) else "pad")
-        pixels = _read(path, Form(size, channels, used), fill)
+        pixels = _read(path, Form(size, channels, used), fill, ground)
     if inverted:
         pixels = 255 - pixels
     if ink:
@@ -98,14 +103,17 @@ def predict(
     classes = tuple(run.classes[number] for number in numbers)
     made = None if output.reconstruction is None else output.reconstruction[0].float()
     notes = ["inverted: the network knows bright on dark"] * inverted + ["its ink centred, as MNIST's is"] * ink
+    notes += ["not sure: no class has more than 0.5"] if float(scores.max()) < SURE else []
     return Prediction(path, classes, tuple(scores.tolist()), pixels / 255, made, "; ".join(notes))
 
 
-def _read(path: Path, form: Form, fill: str = "black") -> Tensor:
+def _read(path: Path, form: Form, fill: str = "black", ground: str = "white") -> Tensor:
+    if path.stat().st_size == 0:
+        raise DataError(f"{path} can't be read as an image: it is empty")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            return read_picture(path, form, fill)
+            return read_picture(path, form, fill, ground)
     except Exception as error:  # Pillow raises anything over a broken file
         reason = " ".join(str(error).split()).replace(f" {str(path)!r}", "") or type(error).__name__
         raise DataError(f"{path} can't be read as an image: {reason}") from error

@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import shlex
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -67,13 +68,15 @@ def train(spec: RunSpec, out: str | os.PathLike[str] | None = None, chosen: froz
         out: the folder of the run; by default a new one below ``runs``.
         chosen: fields of the model that are not to follow the data.
     """
+    if out is not None and process_rank() == 0:
+        RunFolder.new(out, "").release()  # says what is wrong with it before anything is loaded
     images = open_images(spec)
     spec = fitted(spec, images, chosen)
     network = make_network(spec)
     check_objects(network, images)
     _check(spec, network, images)
     display = Display(process_rank() == 0)
-    _announce(spec, network, images, display)
+    _announce(spec, network, images, display, out)
     engine = Engine(spec)
     own = RunFolder.new(out, f"{_short(spec.model)}-{_short(spec.how.data)}") if engine.first else None
     folder = own or RunFolder(engine.told(None))
@@ -118,6 +121,9 @@ def resume(path: str | os.PathLike[str], change: Callable[[RunSpec], RunSpec] = 
                 raise CheckpointError(
                     f"the checkpoint in {folder.path} does not belong to this run: {error}"
                 ) from error
+        if training.total < training.state.step:
+            bound = f"the {training.total:,} steps that it is to have lie before that"
+            raise ValueError(f"{folder.path} is at step {training.state.step:,} already: {bound}")
         engine.wait()  # until all have read it
         if engine.first:
             if problems:
@@ -153,7 +159,9 @@ def _check(spec: RunSpec, network: Network, images: Images) -> None:
         )
 
 
-def _announce(spec: RunSpec, network: Network, images: Images, display: Display) -> None:
+def _announce(
+    spec: RunSpec, network: Network, images: Images, display: Display, out: str | os.PathLike[str] | None
+) -> None:
     """Say what is about to happen, and the memory that it takes."""
     if not display.speak:
         return
@@ -162,8 +170,17 @@ def _announce(spec: RunSpec, network: Network, images: Images, display: Display)
     display.say(f"{spec.model}: {network.n_parameters:,} parameters, images of {size}, {network.spec.classes} classes")
     counts = [f"{len(images.train):,} to learn from"]
     counts += [f"{len(images.held_out):,} held out"] if images.held_out is not None else []
-    counts += [f"{len(images.test):,} of {images.test.name} to test with"] if images.test is not None else []
+    if images.test is not None:
+        other = f" ({images.test.name})" if recipe.test_data else ""
+        counts.append(f"{len(images.test):,} to test with{other}")
     display.say(f"{images.train.name}: {', '.join(counts)}")
+    for dataset, use in ((images.held_out, "choose by"), (images.test, "test with")):
+        labels = getattr(dataset, "labels", None)
+        if dataset is None or labels is None:
+            continue
+        missing = [name for n, name in enumerate(dataset.classes) if not bool((labels == n).any())]
+        if missing:
+            display.say(f"no image to {use} of: {', '.join(missing[:5])}{', ...' if len(missing) > 5 else ''}")
     long = f"{recipe.steps:,} steps" if recipe.steps else f"{recipe.epochs:,} epochs"
     long += f", {spec.minutes:g} minutes at most" if spec.minutes is not None else ""
     rate = f"{recipe.optimizer.kind} at {recipe.optimizer.rate:g}, {type(recipe.schedule).__name__}"
@@ -171,8 +188,18 @@ def _announce(spec: RunSpec, network: Network, images: Images, display: Display)
     with_memory = estimate_memory(network, -(-recipe.batch_size // (spec.accumulate * n_processes())))
     needed, free = with_memory.total, _free_memory()
     display.say(f"memory: about {_bytes(needed)} to train" + (f", {_bytes(free)} free" if free else ""))
+    size = 3 * 4 * network.n_parameters * (1 + recipe.optimizer.n_states)  # three checkpoints at most
+    disk = shutil.disk_usage(_existing(Path(out or "runs"))).free
+    if disk < size:
+        display.say(f"the disk is nearly full: checkpoints take up to {_bytes(size)}, and {_bytes(disk)} are free")
     if free and needed > free:
         display.say("this is likely too much: a smaller --batch-size, or --accumulate 4, takes less")
+
+
+def _existing(path: Path) -> Path:
+    """Return the nearest folder above that exists."""
+    path = path.expanduser().resolve()
+    return path if path.exists() else _existing(path.parent)
 
 
 def _bytes(count: float) -> str:
