@@ -12,6 +12,7 @@ from jsonargparse import ArgumentParser, set_parsing_settings
 
 from torchcaps.models.schedules import Schedule
 from torchcaps.routing import Routing
+from torchcaps.routing.base import REGISTRY
 
 __all__ = ["Parser", "add_fields", "described", "kind_of"]
 
@@ -38,6 +39,8 @@ class Parser(ArgumentParser):
         for name, other in self.shown.items():
             text = text.replace(name, other)
         text = re.sub(r"\(type:\s+[^()]*?,\s+default:\s+([^()]*)\)", r"(default: \1)", text)  # values tell their type
+        # A choice of a class: the library would print its fields and the import paths of all others.
+        text = re.sub(r"\s*\(default:\s+\{'class_path'.*?known\s+subclasses:[^()]*\)", "", text, flags=re.DOTALL)
         return re.sub(r"\s*\(default:\s+(null|False)\)|\s*\(required\)", "", text)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
@@ -72,7 +75,10 @@ def add_fields(
         default = None if routing and chosen_routing else getattr(spec, field.name)
         kind = Routing if routing else kind_of(spec, field.name)
         flag = f"--{renamed.get(field.name, field.name)}"
-        group.add_argument(flag, type=kind, default=default, help=described(type(spec), field.name))
+        text = described(type(spec), field.name)
+        if routing:
+            text = f"{', '.join(sorted(REGISTRY))}, or an import path; its fields are {flag}.FIELD. {text}"
+        group.add_argument(flag, type=kind, default=default, help=text)
 
 
 def described(cls: type, field: str) -> str:
