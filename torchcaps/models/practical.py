@@ -18,7 +18,7 @@ register(
     schedule=OneCycle(),
     batch_size=64,
     steps=None,
-    epochs=20,
+    epochs=16,
     validate=0.1,
 )
 # For photographs: a ResNet that leaves a grid of 16x16 for 64x64 images, and few, narrow capsules.
