@@ -244,7 +244,7 @@ def test_the_cache_is_used_and_made_anew(folder: Path, own_cache: Path, monkeypa
     first = load(folder, size=16, val=0, test=0)
     (kept,) = own_cache.iterdir()
     with monkeypatch.context() as patch:
-        patch.setattr("torchcaps.data.pictures._picture", None)  # whoever decodes now, fails
+        patch.setattr("torchcaps.data.pictures.read_picture", None)  # whoever decodes now, fails
         assert torch.equal(load(folder, size=16, val=0, test=0).images, first.images)
     whole = kept.read_bytes()
     for spoilt in (whole[:1000], b"", b"no archive"):
@@ -268,17 +268,17 @@ def test_what_could_not_be_read_today_is_not_remembered(
 ) -> None:
     from torchcaps.data import pictures
 
-    read = pictures._picture
+    read = pictures.read_picture
 
     def failing(path: Path, form: Any) -> torch.Tensor:
         if path.name == "1.png":
             raise OSError(5, "Input/output error")
         return read(path, form)
 
-    monkeypatch.setattr(pictures, "_picture", failing)
+    monkeypatch.setattr(pictures, "read_picture", failing)
     with pytest.warns(UserWarning, match="3 of 33 images can't be read"):
         load(folder, val=0, test=0, broken="skip")
-    monkeypatch.setattr(pictures, "_picture", read)
+    monkeypatch.setattr(pictures, "read_picture", read)
     assert not list(own_cache.glob("*.pt"))
     assert len(load(folder, val=0, test=0, broken="skip")) == 33
 
@@ -290,7 +290,7 @@ def test_a_cache_that_can_only_be_read_is_used(folder: Path, own_cache: Path, mo
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("torchcaps.data.pictures.os.utime", refused)
-    monkeypatch.setattr("torchcaps.data.pictures._picture", None)  # whoever decodes now, fails
+    monkeypatch.setattr("torchcaps.data.pictures.read_picture", None)  # whoever decodes now, fails
     assert torch.equal(load(folder, size=16).images, first.images)
 
 
