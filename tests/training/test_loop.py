@@ -63,10 +63,12 @@ def by_hand(spec: RunSpec, n_steps: int) -> dict[str, torch.Tensor]:
 
 
 LOSSES = {
-    "margin": small(),
-    "spread": small(routing="em", loss=LossChoice("spread", margin="linear", margin_steps=5), reconstruction=False),
-    "cross-entropy": small("capsnet_images", data=DATA, width=8, stages=((4, 1),), types=2, blocks=1, steps=3),
-    "binary": small(
+    "margin": lambda: small(),
+    "spread": lambda: small(
+        routing="em", loss=LossChoice("spread", margin="linear", margin_steps=5), reconstruction=False
+    ),
+    "cross-entropy": lambda: small("capsnet_images", data=DATA, width=8, stages=((4, 1),), types=2, blocks=1, steps=3),
+    "binary": lambda: small(
         "tsai2020_diverse_vector",
         data="diverse-multimnist",
         data_options={"source": "digits"},
@@ -76,18 +78,18 @@ LOSSES = {
         batch_size=4,
         test_images=8,
     ),
-    "two targets": small(
+    "two targets": lambda: small(
         data="multimnist", data_options={"source": "digits"}, image=(1, 36, 36), n_objects=2, steps=2, test_images=8
     ),
-    "dropout": small("choi2019_mnist", fields=CHOI, validate=0.0, weights="last"),
-    "sgd": small(optimizer=OptimizerChoice("sgd", 0.1, weight_decay=1e-3)),
+    "dropout": lambda: small("choi2019_mnist", fields=CHOI, validate=0.0, weights="last"),
+    "sgd": lambda: small(optimizer=OptimizerChoice("sgd", 0.1, weight_decay=1e-3)),
 }
 
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_it_computes_what_the_plain_loop_does(name: str, tmp_path: Path) -> None:
     """Every loss, one and several targets, dropout and augmentation, over the end of an epoch."""
-    spec = LOSSES[name]
+    spec = LOSSES[name]()
     result = train(spec, tmp_path / "run")
     spec = result_spec(result)
     expected = by_hand(spec, spec.how.steps or 0)
