@@ -1,4 +1,6 @@
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -6,6 +8,8 @@ from torchcaps.data.registry import REGISTRY as DATA
 from torchcaps.models.registry import REGISTRY as MODELS
 from torchcaps.routing.base import REGISTRY as ROUTINGS
 from torchcaps.training import run
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -29,3 +33,11 @@ def names_of_ones_own() -> Iterator[None]:
 @pytest.fixture
 def pictures() -> None:
     """Let runs draw."""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work in a folder of one's own, where what the tests define can be imported."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(sys, "path", [str(ROOT), *sys.path])
