@@ -1,6 +1,7 @@
 """What training costs beside its arithmetic: the loop's own share, one process and two, and the time to a help text.
 
 python -m benchmarks.training --repeat 2
+python -m benchmarks.training help loop        # these parts only; the others stay in the record as they are
 
 The loop's share is measured inside a run, on one thread, in CPU time: all of a step but the forward pass, the loss, the
 backward pass and the optimiser's step, and the writing of a checkpoint and a row at the end of each epoch, in seconds
@@ -36,6 +37,7 @@ from torchcaps.training.setting import make_network, open_images
 from torchcaps.training.signals import Request
 
 ROOT = Path(__file__).resolve().parent.parent
+PARTS = ("help", "loop", "processes")
 CASES = {"sabour2017_mnist": 6, "capsnet_small": 30}  # and for how many steps
 # a model, and two lengths of run whose difference is timed
 SCALED = {"sabour2017_mnist": (2, 10), "capsnet_small": (10, 110)}
@@ -166,13 +168,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeat", type=int, default=2, help="passes over the processes, interleaved (default: 2)")
     parser.add_argument("--out", type=Path, default=ROOT / "results/bench/training.json", help="where it is recorded")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"some of {', '.join(PARTS)} (default: all)")
     arguments = parser.parse_args()
-    rows = [help_seconds(words, 5) for words in (["--help"], ["train", "--help"])]
-    stages: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [(loop_share, case) for case in CASES.items()]
-    stages += [(scaling, (name, arguments.repeat)) for name in SCALED]
+    parts = arguments.parts or PARTS
+    if set(parts) - set(PARTS):
+        parser.error(f"there is no part {sorted(set(parts) - set(PARTS))[0]!r}: there are {', '.join(PARTS)}")
+    stages: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
+    if "help" in parts:
+        stages += [(help_seconds, (words, 5)) for words in (["--help"], ["train", "--help"])]
+    if "loop" in parts:
+        stages += [(loop_share, case) for case in CASES.items()]
+    if "processes" in parts:
+        stages += [(scaling, (name, arguments.repeat)) for name in SCALED]
+    rows = []
     for function, given in track(stages, "measuring", console=Console(stderr=True), disable=not sys.stderr.isatty()):
         found = function(*given)
         rows += found if isinstance(found, list) else [found]
+    if set(parts) != set(PARTS) and arguments.out.exists():
+        rows = [row for row in json.loads(arguments.out.read_text())["rows"] if row["kind"] not in parts] + rows
     show(rows)
     torch.set_num_threads(1)
     write_record(arguments.out, "benchmarks.training", rows)

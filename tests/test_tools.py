@@ -180,3 +180,37 @@ def test_the_recorded_runs_are_the_readmes_and_reach_what_is_asked() -> None:
         said = f"{100 * found['accuracy']:.2f} %"
         assert said in text
         assert f"{100 * low:.2f} to {100 * high:.2f}" in text
+
+
+def test_the_recorded_demo_reaches_what_is_asked_in_time() -> None:
+    text = (ROOT / "README.md").read_text()
+    reports = [recorded_run(f"capsnet_small-{seed}") for seed in range(3)]
+    assert [report["seed"] for report in reports] == [0, 1, 2]
+    found = [report["test"][report["weights"]] for report in reports]
+    assert all(one["n"] == 1_000 for one in found)
+    mean = sum(one["accuracy"] for one in found) / 3
+    assert mean >= 0.984
+    assert f"{100 * mean:.2f} % of 1,000 digits" in text
+    assert all(f"{100 * one['accuracy']:.1f}" in text for one in found)
+    assert max(report["seconds"] for report in reports) < 180
+    assert f"{max(report['seconds'] for report in reports):.0f} s at most" in text
+
+
+def test_what_the_loop_costs_is_the_readmes_and_little_enough() -> None:
+    rows = json.loads((ROOT / "results/bench/training.json").read_text())["rows"]
+    readme, scaling = (ROOT / "README.md").read_text(), (ROOT / "docs/scaling.md").read_text()
+    shares = {row["model"]: row["share"] for row in rows if row["kind"] == "loop"}
+    assert shares["sabour2017_mnist"] < 0.03
+    assert shares["capsnet_small"] < 0.10
+    for name, share in shares.items():
+        assert f"{100 * share:.1f} % for `{name}`" in " ".join(readme.split())
+    answers = {row["command"]: row["seconds"] for row in rows if row["kind"] == "help"}
+    assert answers["torchcaps --help"] < 0.5
+    assert answers["torchcaps train --help"] < 2
+    for command, seconds in answers.items():
+        assert f"`{command}` answers in {seconds:.2f} s" in " ".join(readme.split())
+    ways = [row for row in rows if row["kind"] == "processes"]
+    assert {(row["processes"], row["threads"]) for row in ways} == {(1, 1), (1, 2), (2, 1)}
+    for row in ways:
+        cells = f"{row['step_seconds']:.3f} s | {row['images_per_second']:,.0f} | {100 * row['efficiency']:.0f} %"
+        assert f"| {row['processes']} | {row['threads']} | {cells} |" in scaling

@@ -3,6 +3,7 @@
 import importlib
 import os
 import sys
+from pathlib import Path
 from typing import NoReturn
 
 import torchcaps
@@ -29,6 +30,8 @@ usage: torchcaps COMMAND ...
   torchcaps data sample multimnist --source digits --out grid.png
 """
 
+TRAIN_HELP = Path(__file__).with_name("train_help.txt")  # written by tools/help.py
+
 # Where each command lives: torch is loaded by those that need it.
 COMMANDS = {
     "data": ("torchcaps.cli.data", "data_command"),
@@ -48,6 +51,9 @@ def main(words: list[str] | None = None) -> None:
         return
     if words[0] == "--version":
         print(f"torchcaps {torchcaps.__version__}")
+        return
+    if words in (["train", "--help"], ["train", "-h"]):  # at once: loading torch would take longer than reading it
+        print(TRAIN_HELP.read_text(encoding="utf-8"), end="")
         return
     try:
         module, name = COMMANDS[known_name(words[0], COMMANDS, "the command")]

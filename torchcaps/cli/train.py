@@ -21,7 +21,7 @@ from torchcaps.training.folder import RunFolder
 from torchcaps.training.names import find_data, find_model
 from torchcaps.training.spec import RunSpec
 
-__all__ = ["train_command"]
+__all__ = ["train_command", "train_help"]
 
 DEFAULT, FOR_FOLDERS = "capsnet_small", "capsnet_images"
 RECIPE = ("batch_size", "epochs", "steps", "validate", "weights", "ascents", "augmentation")
@@ -68,6 +68,11 @@ def train_command(words: list[str]) -> None:
     run_safely(words, spec.devices, run)
 
 
+def train_help() -> str:
+    """Return what ``torchcaps train --help`` says: ``train_help.txt`` holds it, so that nobody waits for torch to load."""
+    return _parser([])[0].format_help()
+
+
 def _with_config(words: list[str]) -> list[str]:
     """Put the flags of a YAML file before those that were given, which so have the last word."""
     if "--config" in words:
@@ -102,7 +107,7 @@ def _parser(words: list[str]) -> tuple[Parser, Flags, Entry, str | None]:
     if names and (os.sep in names[0] or names[0].startswith((".", "~"))):
         raise ValueError(f"{names[0]} is no folder, and no model has that name")
     entry = find_model(names[0] if names else FOR_FOLDERS if folder or _data(words) == "folder" else DEFAULT)
-    parser = Parser(prog="torchcaps train", description=DESCRIPTION)
+    parser = Parser(prog="torchcaps train", usage="torchcaps train [MODEL | FOLDER] [FLAGS]", description=DESCRIPTION)
     parser.shown = {longer: start for start, longer in BELOW.items()}
     parser.add_argument(
         "what", nargs="*", help="a model, as 'torchcaps list' has it, or an import path; a folder of images"
