@@ -34,7 +34,6 @@ from torchcaps.training.folder import RunFolder
 from torchcaps.training.loop import Training
 from torchcaps.training.record import Record
 from torchcaps.training.setting import make_network, open_images
-from torchcaps.training.signals import Request
 
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = ("help", "loop", "processes")
@@ -70,7 +69,7 @@ def loop_share(name: str, steps: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as place, RunFolder.new(Path(place) / "run", "run") as folder:
         training = Training(spec, folder, Engine(spec), images, make_network(spec), Display(False))
         training.record = Record(folder, 0, False)
-        training._started, training._before, training._saved, training._request = time.monotonic(), 0.0, 1e18, Request()
+        training._started, training._before, training._saved = time.monotonic(), 0.0, 1e18
         training.network.forward = watch.around(training.network.forward)  # type: ignore[method-assign]
         training.loss.forward = watch.around(training.loss.forward)
         training.optimizer.optimizer.step = watch.around(training.optimizer.optimizer.step)

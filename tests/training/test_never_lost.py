@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 
 from tests.training.own import CHOI
 from tests.training.test_loop import last, same, small, weights
+from torchcaps.models.recipe import OptimizerChoice
 from torchcaps.models.schedules import OneCycle
 from torchcaps.training import CheckpointError, RunError, RunStopped, resume, train
 from torchcaps.training.checkpoint import read_checkpoint, write_checkpoint
@@ -49,6 +50,7 @@ def test_a_wish_to_stop_saves_and_says_how_to_go_on(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = small("choi2019_mnist", fields=CHOI, validate=0.2, epochs=3)
+    before = signal.getsignal(signal.SIGINT)
     whole = train(spec, tmp_path / "whole")
 
     def interrupted(self: Display, step: int, *_: Any) -> None:
@@ -63,7 +65,7 @@ def test_a_wish_to_stop_saves_and_says_how_to_go_on(
     result = resume(tmp_path / "run")
     assert same(last(result).tensors, last(whole).tensors)
     assert result.tests == whole.tests
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler  # as it was
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_a_wish_to_stop_during_a_look_does_not_wait_for_its_end(
@@ -153,9 +155,10 @@ def test_weights_that_are_no_numbers_never_take_the_place_of_good_ones(
 
 def test_data_that_have_changed_are_said_so(tmp_path: Path) -> None:
     result = train(small(data_options={"train": 40}), tmp_path / "run")
-    config = result.folder / "config.yaml"
-    config.write_text(config.read_text().replace("train: 40", "train: 44"))
-    with pytest.raises(CheckpointError, match="its data has changed: there were 40, and there are 44 images"):
+    path = result.folder / "checkpoints/last.safetensors"
+    tensors, state = read_checkpoint(path)
+    write_checkpoint(path, tensors, {**state, "n_images": 44})
+    with pytest.raises(CheckpointError, match="its data has changed: there were 44, and there are 40 images"):
         resume(result.folder)
 
 
@@ -216,6 +219,10 @@ def test_a_foreign_checkpoint_is_named_for_what_it_is(tmp_path: Path) -> None:
     other = train(small(width=6), tmp_path / "other")
     path = run.folder / "checkpoints/last.safetensors"
     path.write_bytes((other.folder / "checkpoints/last.safetensors").read_bytes())
+    with pytest.raises(CheckpointError, match=r"does not belong to this run: .* run with fields \{'width': 6\}"):
+        resume(run.folder)
+    tensors, state = read_checkpoint(path)
+    write_checkpoint(path, tensors, {**state, "config": {}})
     with pytest.raises(CheckpointError, match=r"does not belong to this run: .* front\.conv1\.\w+ is \[6"):
         resume(run.folder)
     with pytest.raises(CheckpointError, match="those of another model"):
@@ -232,6 +239,94 @@ def test_a_foreign_checkpoint_is_named_for_what_it_is(tmp_path: Path) -> None:
     path.write_bytes((tmp_path / "odd.safetensors").read_bytes())
     with pytest.raises(CheckpointError):
         resume(run.folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"seed": 5}, "it is of a run with seed 5, and this one has 0"),
+        ({"optimizer": OptimizerChoice("sgd", 0.1)}, "it is of a run with optimizer .*'sgd'"),
+        ({"data_options": {"train": 60}}, "it is of a run with data_options"),
+    ],
+    ids=["seed", "optimizer", "data"],
+)
+def test_a_checkpoint_of_another_run_of_the_same_model_is_refused(
+    change: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    run, other = train(small(), tmp_path / "run"), train(small(**change), tmp_path / "other")
+    (run.folder / "checkpoints/last.safetensors").write_bytes(
+        (other.folder / "checkpoints/last.safetensors").read_bytes()
+    )
+    with pytest.raises(CheckpointError, match=said):
+        resume(run.folder)
+    with pytest.raises(CheckpointError, match=said):
+        load_run(run.folder)
+
+
+def test_a_broken_best_checkpoint_is_said_at_once_and_costs_no_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = train(small(epochs=2, validate=0.3), tmp_path / "run")
+    best = run.folder / "checkpoints/best.safetensors"
+    best.write_bytes(best.read_bytes()[:1000])
+    again = resume(run.folder, lambda spec: spec.but(epochs=3))
+    said = capsys.readouterr().out
+    assert said.index("set aside, a new best one is looked for") < said.index("going on with")
+    assert read_checkpoint(best).state["run"]["step"] > 0  # the next look is better than none
+    assert set(again.tests) == {"last", "best"}
+    best.write_bytes(b"nothing")
+    over = resume(run.folder)  # no look is left to take
+    assert set(over.tests) == {"last"}
+    assert json.loads((run.folder / "results.json").read_text())["steps"] == over.steps
+
+
+def test_a_wish_to_stop_during_the_last_test_says_how_to_have_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = Training.tested
+
+    def interrupted(self: Training, loader: Any) -> Any:
+        signal.raise_signal(signal.SIGTERM)
+        return plain(self, loader)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Training, "tested", interrupted)
+        with pytest.raises(
+            RunStopped, match=r"the report is not written yet\. .*torchcaps train --resume .*run"
+        ) as stop:
+            train(small(), tmp_path / "run")
+    assert stop.value.signal == signal.SIGTERM
+    assert resume(tmp_path / "run").tests
+
+
+def test_a_checkpoint_is_on_the_disk_before_it_takes_a_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    sync, replace = os.fsync, os.replace
+
+    def noted_sync(handle: int) -> None:
+        done.append(f"sync {Path(os.readlink(f'/proc/self/fd/{handle}')).name}")
+        sync(handle)
+
+    def noted_replace(source: Path, target: Path) -> None:
+        done.append(f"rename to {Path(target).name}")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", noted_sync)
+    monkeypatch.setattr(os, "replace", noted_replace)
+    for _ in range(2):
+        done.clear()
+        write_checkpoint(tmp_path / "last", {"x": torch.zeros(3)}, {}, tmp_path / "previous")
+    assert done[0] == "sync last"
+    assert done.index("rename to previous") < done.index("rename to last")
+    assert done[-1] == f"sync {tmp_path.name}"
+
+
+def test_a_metrics_file_with_broken_bytes_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+    run = train(small(epochs=1), tmp_path / "run")
+    with (run.folder / "metrics.csv").open("ab") as file:
+        file.write(b"\xff\xfe\x00bad\n")
+    again = resume(run.folder, lambda spec: spec.but(epochs=2))
+    assert len(read_rows(again.folder / "metrics.csv")) == 2
 
 
 @pytest.fixture

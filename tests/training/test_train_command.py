@@ -103,15 +103,18 @@ def test_a_users_own_routing_model_and_data_by_import_path(capsys: pytest.Captur
         "@dataclass(frozen=True)\n"
         "class MyRouting(Dynamic):\n"
         "    iterations: int = 1\n"
+        "    sharpness: float = 1.0\n"
         "net = Narrow(width=3)\n"
         "@dataclass(frozen=True)\n"
         "class Data(FewDigits):\n"
         "    train: int = 33\n"
     )
     words = ["mine.net", "--data", "mine.Data", "--routing", "mine.MyRouting", "--steps", "1", "--out", "run"]
+    words += ["--routing.sharpness", "2"]
     assert "few: 33 to learn from" in run(capsys, "train", *words)
     model = load_run("run").model
     assert type(model.spec.routing).__name__ == "MyRouting"
+    assert model.spec.routing.sharpness == 2
     assert model.spec.width == 3
     assert "mine.nothing can't be imported: mine has no 'nothing'" in refusal("train", "mine.nothing")
     assert "can't be imported: No module named 'absent'" in refusal("train", "--data", "absent.Data")
@@ -145,6 +148,13 @@ MISTAKES = {
     "--data.trains 3": "there is no flag --data.trains: did you mean --data.train",
     "--resume nowhere": "'nowhere' is no run: there is no such folder",
     "--resume=": "'' is no run: there is no such folder",
+    "--loss foo": "--loss.scores: 'foo' is none of margin, spread, cross_entropy, binary",
+    "--optimizer adm": "--optimizer.kind: 'adm' is none of adam, sgd, rmsprop: did you mean 'adam'?",
+    "--routing em --routing.iteration 3": "no flag --routing.iteration: did you mean --routing.iterations?",
+    "--routing own.Dynamo": "own.Dynamo can't be imported: No module named 'own'",
+    "--schedule OneCycle --schedule.wormup 1": "no flag --schedule.wormup: did you mean --schedule.warmup?",
+    "--config a.yaml --config=b.yaml": "one --config at a time",
+    "--resume a --resume b": "one --resume at a time",
     "--accelerator cuda": "--accelerator cuda: there is none here that torch could use",
     "--seed 99999999999999999999": "--seed must be",
     "--loss.margin_steps 0": "--loss.margin_steps must be 1 or more, got 0",
@@ -229,6 +239,12 @@ def test_a_folder_of_images_is_data_enough(capsys: pytest.CaptureFixture[str]) -
     text = run(capsys, "predict", folder, "pics/dark/0.png", "--json")
     assert set(json.loads(text)[0]["scores"]) == {"bright", "dark", "mixed"}
     assert "give the images once" in refusal("train", "./pics", "--data", "digits")
+
+
+def test_a_data_folder_is_found_from_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("files").mkdir()
+    run(capsys, "train", MODEL, *FEW, "--steps", "1", "--data-dir", "files", "--out", "run")
+    assert spec_of("run").data_dir == str(Path("files").resolve())
 
 
 def test_a_switch_does_not_swallow_the_model(capsys: pytest.CaptureFixture[str]) -> None:

@@ -72,6 +72,8 @@ def test_evaluate_takes_other_data_that_fits(two_runs: list[str], capsys: pytest
     assert "--threads must be 1 or more, got 0" in refusal("evaluate", "run0", "--threads", "0")
     assert "--test-images must be 1 or more" in refusal("evaluate", "run0", "--test-images", "-5")
     assert "each run once" in refusal("evaluate", "run0", "run0")
+    assert "each run once" in refusal("evaluate", "run0", "./run0/")
+    assert "there is no flag --polarty" in refusal("predict", "run0", "--polarty", "inverted", "x.png")
     assert "has no average of its weights" in refusal("evaluate", "run0", "--weights", "average")
 
 

@@ -60,7 +60,7 @@ def evaluate_command(words: list[str]) -> None:
     for name in ("threads", "test_images"):
         if options[name] is not None and options[name] < 1:
             parser.error(f"--{name.replace('_', '-')} must be 1 or more, got {options[name]}")
-    if len(set(options.runs)) < len(options.runs):
+    if len({os.path.realpath(os.path.expanduser(run)) for run in options.runs}) < len(options.runs):
         parser.error("each run once: a run with itself is no ensemble")
     if options.threads is not None:
         torch.set_num_threads(options.threads)

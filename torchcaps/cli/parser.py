@@ -1,6 +1,7 @@
 """Flags out of dataclasses, and errors of one sentence."""
 
 import dataclasses
+import difflib
 import re
 import sys
 import typing
@@ -49,11 +50,23 @@ class Parser(ArgumentParser):
         sentence = re.sub(r'^Parser key "([\w.]+)": ?', r"--\1: ", sentence)
         sentence = sentence.replace("Expected a <class 'int'>", "expected a whole number")
         sentence = re.sub(r"Expected a typing\.Literal\[(.*?)\]", r"expected one of \1", sentence)
-        sentence = re.sub(
-            r"Does not validate against any of the Union subtypes.*", "this is none of its values", sentence
-        )
+        sentence = _choices(sentence)
         print(f"{self.prog}: {sentence.rstrip('.')} (see '{self.prog} --help')", file=sys.stderr)
         sys.exit(2)
+
+
+def _choices(sentence: str) -> str:
+    """Return a sentence about a value of several kinds: what was given, what there is, and what may have been meant."""
+    start, found, rest = sentence.partition("Does not validate against any of the Union subtypes")
+    if not found:
+        return sentence
+    known = re.findall(r"'([^']*)'", "".join(re.findall(r"Literal\[(.*?)\]", rest)[:1]))
+    given = re.findall(r"Given value:\s*(\S+)", rest)
+    if not known or not given:
+        return f"{start}this is none of its values"
+    value = given[0].strip("'\"")
+    near = difflib.get_close_matches(value, known, n=1)
+    return f"{start}{value!r} is none of {', '.join(known)}" + (f": did you mean {near[0]!r}?" if near else "")
 
 
 def kind_of(spec: Any, field: str) -> Any:

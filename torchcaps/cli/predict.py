@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 
 from torchcaps.cli.parser import Parser
+from torchcaps.cli.words import Flags
 from torchcaps.data import DataError
 from torchcaps.training.loading import Trained, load_run
 from torchcaps.training.pictures import draw_prediction, write_image
@@ -44,6 +45,7 @@ def predict_command(words: list[str]) -> None:
     fits = Literal["crop", "pad", "stretch"]
     parser.add_argument("--fit", type=fits | None, help="what is done to images of another shape: crop, pad or stretch")
     parser.add_argument("--json", action="store_true", help="for machines; no pictures unless --out is given")
+    words, _ = Flags(parser.flags, switches={"--json"}, who="predict").read(parser, words)
     options = parser.parse_args(words)
     torch.set_num_threads(1)
     run = load_run(options.run, options.weights)

@@ -69,12 +69,15 @@ def train_command(words: list[str]) -> None:
 
 
 def train_help() -> str:
-    """Return what ``torchcaps train --help`` says: ``train_help.txt`` holds it, so that nobody waits for torch to load."""
+    """Return what ``torchcaps train --help`` says: ``train_help.txt`` has it too, so that nobody waits for torch."""
     return _parser([])[0].format_help()
 
 
 def _with_config(words: list[str]) -> list[str]:
     """Put the flags of a YAML file before those that were given, which so have the last word."""
+    for flag in ("--config", "--resume"):
+        if sum(word == flag or word.startswith(f"{flag}=") for word in words) > 1:
+            raise ValueError(f"one {flag} at a time: several can't be put together")
     if "--config" in words:
         place = words.index("--config")
         if place + 1 == len(words):
@@ -225,6 +228,8 @@ def _spec(entry: Entry, folder: str | None, chosen: Any, given: set[str], option
     if any(flag.partition(".")[0] == "--schedule" for flag in given):
         changes["schedule"] = chosen.schedule
     own = {name: options[name] for name in RUN if name not in ("data_options", "test_options")}
+    if own["data_dir"] is not None:  # the run may be used from elsewhere
+        own["data_dir"] = str(Path(own["data_dir"]).expanduser().resolve())
     for name in ("data_options", "test_options"):
         found = options.get("data_options" if name == "data_options" else "test_data_options") or {}
         own[name] = {key: value for key, value in dict(found).items() if value is not None}

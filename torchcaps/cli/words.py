@@ -1,6 +1,8 @@
 """What people write, as the parser reads it: ``3x64x64`` as a list, ``em`` as a class, a YAML file as flags."""
 
+import dataclasses
 import difflib
+import itertools
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -13,6 +15,7 @@ from torchcaps.fields import known_name
 from torchcaps.models import schedules
 from torchcaps.models.schedules import Schedule
 from torchcaps.routing.base import REGISTRY as ROUTINGS
+from torchcaps.training.plain import imported
 
 __all__ = ["Flags", "flag_words", "free_words"]
 
@@ -54,7 +57,7 @@ class Flags:
                 if flag.replace("_", "-").startswith(start):
                     flag = longer + flag[len(start) :]
             flag = canonical.get(flag.replace("-", "_"), flag)
-            self._check(parser, flag)
+            self._check(parser, flag, words)
             flag = self.short.get(flag, flag)
             given.add(flag)
             if flag.endswith("help") or flag == "--json":  # these take no value
@@ -68,10 +71,13 @@ class Flags:
             written.append(f"{flag}={self._value(parser, flag, value)}")
         return written, given
 
-    def _check(self, parser: Parser, flag: str) -> None:
+    def _check(self, parser: Parser, flag: str, words: list[str]) -> None:
         choice = flag.partition(".")[0]
-        below = "." in flag and choice in CHOICES and choice in self.names
-        if flag in self.names or below or flag in self.short:
+        if flag in self.names or flag in self.short:
+            return
+        if "." in flag and choice in CHOICES and choice in self.names:
+            if not _is_own(choice, words):
+                _check_field(parser, choice, flag.partition(".")[2])
             return
         named = sorted(f for f in self.names if not f.endswith("help"))
         for start, longer in self.below.items():
@@ -105,9 +111,30 @@ def free_words(words: list[str], switches: Collection[str] = ()) -> list[str]:
     return free
 
 
+def _is_own(choice: str, words: list[str]) -> bool:
+    """Return whether the user gives an import path for a choice: then only the class knows its fields."""
+    values = [value for word, value in itertools.pairwise(words) if word == choice]
+    values += [word.partition("=")[2] for word in words if word.startswith(f"{choice}=")]
+    return any("." in value or value.startswith("{") for value in values)
+
+
+def _check_field(parser: Parser, choice: str, name: str) -> None:
+    """Refuse a field that no routing, or no schedule, has."""
+    own = ROUTINGS.values() if choice == "--routing" else (getattr(schedules, cls) for cls in schedules.__all__)
+    known = sorted({field.name for cls in own if dataclasses.is_dataclass(cls) for field in dataclasses.fields(cls)})
+    if name.partition(".")[0] not in (*known, "class_path", "init_args", "dict_kwargs", "help"):
+        near = difflib.get_close_matches(name, known, n=1)
+        parser.error(
+            f"there is no flag {choice}.{name}: "
+            + (f"did you mean {choice}.{near[0]}?" if near else f"there are {', '.join(known)}")
+        )
+
+
 def _choice_class(flag: str, name: str) -> str:
     """Return the import path of a routing or a schedule by its name, ``em``, or by that of its class, ``EM``."""
     if "." in name:
+        if not isinstance(imported(name), type):
+            raise ValueError(f"{name} must be a class, such as a routing of your own")
         return name
     if flag == "--routing":
         classes = {cls.__name__: cls for cls in ROUTINGS.values()}

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["into_place", "scratch"]
+__all__ = ["into_place", "scratch", "sync_file"]
 
 PREFIX = ".torchcaps-scratch-"
 STALE = 24 * 3600  # seconds after which what a killed process left behind is swept away
@@ -41,10 +41,15 @@ def _own_folder(folder: Path) -> Path:
     raise FileNotFoundError(2, "it is removed again and again", str(folder))
 
 
+def sync_file(path: Path) -> None:
+    """Wait until a file is on the disk."""
+    with path.open("rb+") as file:  # Windows flushes only what could have been written
+        os.fsync(file.fileno())
+
+
 def into_place(source: Path, target: Path) -> None:
     """Move a file to where it belongs, once it is on the disk, readable by whom the user's other files are."""
-    with source.open("rb+") as file:  # Windows flushes only what could have been written
-        os.fsync(file.fileno())
+    sync_file(source)
     mask = os.umask(0)
     os.umask(mask)
     source.chmod(0o666 & ~mask)

@@ -15,10 +15,23 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchcaps.data.scratch import into_place, scratch
+from torchcaps.data.scratch import into_place, scratch, sync_file
 from torchcaps.training.errors import CheckpointError, RunError, extra
 
-__all__ = ["Checkpoint", "optimizer_tensors", "prefixed", "read_checkpoint", "restore_optimizer", "write_checkpoint"]
+__all__ = [
+    "Checkpoint",
+    "optimizer_tensors",
+    "prefixed",
+    "read_checkpoint",
+    "refuse_foreign",
+    "restore_optimizer",
+    "write_checkpoint",
+]
+
+# What decides how long, where and how a run is watched, but not what it is: two sessions of one run may differ in it.
+FREE = {"epochs", "steps", "minutes", "patience", "threads", "workers", "devices", "accelerator", "data_dir", "note"}
+FREE |= {"tensorboard", "test_data", "test_options", "test_images", "weights"}
+FREE |= {"evaluate_every", "evaluate_steps", "checkpoint_minutes", "checkpoint_steps"}
 
 FORMAT = "torchcaps checkpoint 1"
 
@@ -74,6 +87,7 @@ def write_checkpoint(
     try:
         with scratch(path.parent, sweep=False) as place:
             safetensors.save_file(own, place / path.name, header)
+            sync_file(place / path.name)  # a full disk may show only now: the old one is not touched before
             if previous is not None and path.exists():
                 os.replace(path, previous)
             into_place(place / path.name, path)
@@ -107,6 +121,14 @@ def read_checkpoint(path: Path, device: torch.device | str = "cpu") -> Checkpoin
     return Checkpoint({name: tensor.to(device) for name, tensor in tensors.items()}, state)
 
 
+def refuse_foreign(checkpoint: Checkpoint, config: Mapping[str, Any]) -> None:
+    """Raise where a checkpoint says that it is of another run than the one with this configuration."""
+    theirs = checkpoint.state.get("config", {})
+    for name, value in json.loads(json.dumps(config)).items():
+        if name in theirs and name not in FREE and theirs[name] != value:
+            raise CheckpointError(f"it is of a run with {name} {theirs[name]!r}, and this one has {value!r}")
+
+
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Return what an optimiser keeps beside the parameters, ``0.exp_avg`` for the first of them."""
     kept = optimizer.state_dict()["state"]
@@ -121,10 +143,13 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
     """Give an optimiser back what it kept."""
     state: dict[int, dict[str, Tensor]] = {}
-    for name, tensor in tensors.items():
-        number, _, key = name.partition(".")
-        state.setdefault(int(number), {})[key] = tensor
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    try:
+        for name, tensor in tensors.items():
+            number, _, key = name.partition(".")
+            state.setdefault(int(number), {})[key] = tensor
+        optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    except (KeyError, ValueError) as error:
+        raise CheckpointError(f"what its optimiser kept can't be taken: {error}") from error
 
 
 def sync_folder(folder: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torchcaps.data import Dataset, Loader, MeanImage, Pipeline, create_pipeline
 from torchcaps.models import Network
-from torchcaps.training.checkpoint import Checkpoint, read_checkpoint
+from torchcaps.training.checkpoint import Checkpoint, read_checkpoint, refuse_foreign
 from torchcaps.training.errors import CheckpointError
 from torchcaps.training.folder import RunFolder
 from torchcaps.training.measure import Measures, Tally, loss_of
@@ -79,6 +79,7 @@ def load_run(path: str | os.PathLike[str], weights: str | None = None) -> Traine
     if wanted == "average" and part == "model":
         raise ValueError(f"{path} has no average of its weights: it was trained with --weights {spec.how.weights}")
     try:
+        refuse_foreign(checkpoint, spec.plain())
         checkpoint.load_weights(model, part)
     except CheckpointError as error:
         raise CheckpointError(f"{folder.last if wanted != 'best' else folder.best}: {error}") from error

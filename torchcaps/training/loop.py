@@ -14,14 +14,15 @@ import torch
 from torch import Tensor
 
 from torchcaps.data import Batch, Loader, MeanImage
-from torchcaps.data.draws import hashed
 from torchcaps.models import Network
 from torchcaps.routing import Quadratic, RoutingDivergence
 from torchcaps.training.average import Average
+from torchcaps.training.chance import step_seed
 from torchcaps.training.checkpoint import (
     Checkpoint,
     optimizer_tensors,
     prefixed,
+    refuse_foreign,
     restore_optimizer,
     write_checkpoint,
 )
@@ -74,11 +75,13 @@ class Training:
         self.average = Average(network, spec.decay) if self.recipe.weights == "average" else None
         self.tally = Tally(network)
         self.record: Record | None = None
+        self.request = Request()  # is heard while it is entered
 
     # Beginning and end -------------------------------------------------------------------------------------
 
     def resume(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint."""
+        refuse_foreign(checkpoint, self.spec.plain())
         checkpoint.load_weights(self.network)
         restore_optimizer(self.optimizer.optimizer, checkpoint.part("optimizer"))
         self.state = State.from_plain(checkpoint.state.get("run", {}))
@@ -108,8 +111,7 @@ class Training:
         self._started = self._saved = time.monotonic()
         self._before, self._first = self.state.seconds, self.state.step
         self.network.train()
-        with Request() as request, together(), self.display.running(self.total, self.state.step):
-            self._request = request
+        with together(), self.display.running(self.total, self.state.step):
             while not self.state.ended:
                 batches = self.loader.epoch(self.state.epoch, min(self.state.number, len(self.loader)))
                 while self.state.number < self.per_epoch and not self._over():
@@ -216,9 +218,10 @@ class Training:
             ) from error
 
     def _kept(self) -> str:
-        return (
-            f"The last good checkpoint is {self.folder.last}." if self.folder.last.exists() else "None was saved yet."
-        )
+        for path in (self.folder.last, self.folder.previous):
+            if path.exists():
+                return f"The last good checkpoint is {path}."
+        return "None was saved yet."
 
     def _plan(self) -> None:
         """Lay out a schedule over the whole training by the speed of the first steps, where time is the bound."""
@@ -243,16 +246,17 @@ class Training:
             time.monotonic() - self._saved >= 60 * self.spec.checkpoint_minutes
             or (self.spec.checkpoint_steps is not None and self.state.step % self.spec.checkpoint_steps == 0)
         )
-        wish = int(self.engine.most(self._request.signal or 1000 * due))
+        wish = int(self.engine.most(self.request.signal or 1000 * due))
         if 0 < wish < 1000:
             self._save()
             self._stop(wish)
         if wish:
             self._save()
 
-    def _stop(self, signal: int) -> NoReturn:
+    def _stop(self, signal: int = 0) -> NoReturn:
         place = f"step {self.state.step:,}, epoch {self.state.epoch + self.state.number / self.per_epoch:.2f}"
-        raise RunStopped(f"stopped at {place}; saved. Go on with: torchcaps train --resume {self.folder.path}", signal)
+        advice = f"Go on with: torchcaps train --resume {self.folder.path}"
+        raise RunStopped(f"stopped at {place}; saved. {advice}", signal or self.request.signal)
 
     def _end_epoch(self) -> None:
         """Close the epoch, or what was done of it where the run is over."""
@@ -278,7 +282,7 @@ class Training:
         except _Interrupted:  # what was trained is saved, and the look is taken when the run goes on
             self.network.train()
             self._save()
-            self._stop(self._request.signal)
+            self._stop()
         name = "validation" if self.images.held_out is not None else "test"
         if found is not None and name == "validation":
             self._judge(found, epochs)
@@ -301,9 +305,18 @@ class Training:
     def _look(self) -> Measures:
         assert self.watch is not None
         with self._weights_that_count():
-            return self.measured(self.watch, self._glance)
+            return self._measured(self.watch, self._glance)
 
-    def measured(self, loader: Loader, progress: Callable[[], None] | None = None) -> Measures:
+    def tested(self, loader: Loader) -> Measures:
+        """Look at images with the weights as they are, once the run is over."""
+        try:
+            return self._measured(loader, self._glance)
+        except _Interrupted:
+            done = "training is done and saved, the report is not written yet"
+            advice = f"Have it written by: torchcaps train --resume {self.folder.path}"
+            raise RunStopped(f"{done}. {advice}", self.request.signal) from None
+
+    def _measured(self, loader: Loader, progress: Callable[[], None]) -> Measures:
         """Look at images with the weights as they are, all processes together."""
         # Not through the engine's wrapper, which would wait for processes that have no images left.
         with self.engine.fabric.autocast():
@@ -315,7 +328,7 @@ class Training:
     def _glance(self) -> None:
         """Break off a look where somebody wants the run to stop; several processes can't do so by themselves."""
         self.display.tick()
-        if self._request.signal and self.engine.world == 1:
+        if self.request.signal and self.engine.world == 1:
             raise _Interrupted
 
     def _judge(self, found: Measures, epochs: float) -> None:
@@ -364,21 +377,15 @@ class Training:
             "n_images": len(self.images.train),
             "precision": self.engine.fabric.strategy.precision.state_dict(),  # the scale of half precision
         }
-        write_checkpoint(path, tensors, state, self.folder.previous if path == self.folder.last else None)
+        try:
+            write_checkpoint(path, tensors, state, self.folder.previous if path == self.folder.last else None)
+        except RunError as error:
+            go_on = f"Make room, then go on with: torchcaps train --resume {self.folder.path}"
+            raise RunError(f"{error}. {self._kept()} {go_on}") from error
 
 
 class _Interrupted(Exception):
     """Somebody wants the run to stop while it looks at images."""
-
-
-def step_seed(seed: int, step: int, rank: int) -> int:
-    """Return what torch's generator starts a step from.
-
-    >>> step_seed(0, 5, 0) == step_seed(0, 5, 0) != step_seed(0, 6, 0)
-    True
-    """
-    value = hashed(hashed(hashed(torch.tensor(seed)) + step) - rank)
-    return int(value) & (2**63 - 1)
 
 
 def _pieces(batch: Batch, count: int) -> Iterator[tuple[Batch, bool]]:

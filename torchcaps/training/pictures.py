@@ -53,6 +53,7 @@ def draw_curves(rows: list[dict[str, Any]], out: Path, title: str = "") -> None:
                 axes.plot([epoch for epoch, _ in points], values, color=colour, marker=".", label=name)
     rate.plot(epochs, [row["rate"] for row in rows], color="#555555", marker=".")
     for axes, words in ((loss, "loss"), (error, "images that are wrong, %"), (rate, "learning rate")):
+        axes.set_xlim(left=0)
         axes.set_title(words, fontsize=10)
         axes.set_xlabel("epochs")
         axes.grid(color="#eeeeee")

@@ -71,7 +71,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         return []
     rows = []
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8", errors="replace")  # what is no row is left out below
     except OSError as error:
         raise RunError(f"{path} can't be read: {error.strerror or error}") from error
     whole = text[: text.rfind("\n") + 1]

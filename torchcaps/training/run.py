@@ -30,6 +30,7 @@ from torchcaps.training.measure import Measures
 from torchcaps.training.pictures import draw_run
 from torchcaps.training.setting import Images, check_objects, fitted, make_loader, make_network, open_images
 from torchcaps.training.spec import RunSpec
+from torchcaps.training.state import Best
 
 __all__ = ["Result", "resume", "train"]
 
@@ -114,6 +115,14 @@ def resume(path: str | os.PathLike[str], change: Callable[[RunSpec], RunSpec] = 
         training = Training(spec, folder, engine, images, network, display)
         for problem in problems:
             display.say(f"{problem}; going on from the one before it")
+        lost_best = False
+        if engine.first and folder.best.exists():
+            try:
+                read_checkpoint(folder.best)
+            except CheckpointError as error:
+                display.say(f"{error}; set aside, a new best one is looked for")
+                folder.set_aside(folder.best)
+                lost_best = True
         if checkpoint is not None:
             try:
                 training.resume(checkpoint)
@@ -121,6 +130,8 @@ def resume(path: str | os.PathLike[str], change: Callable[[RunSpec], RunSpec] = 
                 raise CheckpointError(
                     f"the checkpoint in {folder.path} does not belong to this run: {error}"
                 ) from error
+        if engine.told(lost_best):
+            training.state.best = Best()
         if training.total < training.state.step:
             bound = f"the {training.total:,} steps that it is to have lie before that"
             raise ValueError(f"{folder.path} is at step {training.state.step:,} already: {bound}")
@@ -219,8 +230,9 @@ def _finished(training: Training) -> Result:
     """Train to the end, test, and write the report."""
     folder, engine = training.folder, training.engine
     try:
-        state = training.run()
-        tests = _tested(training)
+        with training.request:  # from the first step to the end of the tests
+            state = training.run()
+            tests = _tested(training)
         epochs = state.epoch + state.number / training.per_epoch
         chosen = training.recipe.weights
         result = Result(folder.path, state.ended, epochs, state.step, state.seconds, chosen, tests)
@@ -241,19 +253,31 @@ def _tested(training: Training) -> dict[str, Measures]:
     if images.test is None:
         return {}
     loader = make_loader(images.test, training.spec, images.pipeline, False, engine)
-    tests = {"last": training.measured(loader)}
+    tests = {"last": training.tested(loader)}
     if training.average is not None:
         with training.average.in_place(network):
-            tests["average"] = training.measured(loader)
-    if engine.told(training.folder.best.exists()):
-        own = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-        if engine.first:
-            read_checkpoint(training.folder.best, engine.device).load_weights(network)
+            tests["average"] = training.tested(loader)
+    own = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    if engine.told(engine.first and _take_best(training)):
         engine.share(network)
-        tests["best"] = training.measured(loader)
+        tests["best"] = training.tested(loader)
         if training.recipe.weights != "best":
             network.load_state_dict(own)
     return tests
+
+
+def _take_best(training: Training) -> bool:
+    """Give the network the best weights, where there are any; say so where they can't be read."""
+    path = training.folder.best
+    if not path.exists():
+        return False
+    try:
+        read_checkpoint(path, training.engine.device).load_weights(training.network)
+    except CheckpointError as error:
+        training.display.say(f"{error}; the report goes without the best weights")
+        training.folder.set_aside(path)
+        return False
+    return True
 
 
 def _report(training: Training, result: Result) -> dict[str, Any]:
