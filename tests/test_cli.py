@@ -117,7 +117,7 @@ def test_the_defaults_of_show_are_the_models(capsys: pytest.CaptureFixture[str])
         (["show", "sabour2017_mnist", "--batch", "0"], "--batch must be 1 or more, got 0"),
         (["show", "sabour2017_mnist", "--preset", "mine"], "preset"),
         (["list", "--bogus"], "--bogus"),
-        (["show", "yang2021_mnist", "--penalty", "l3"], "--penalty: this is none of its values (see 'torchcaps show y"),
+        (["show", "yang2021_mnist", "--penalty", "l3"], "--penalty: 'l3' is none of l1, l2"),
         (["show", "sabour2017_mnist", "--routing", "EM2"], "did you mean 'em'"),
     ],
 )

@@ -24,7 +24,7 @@ MODULES = sorted(m.name for m in pkgutil.walk_packages([str(PACKAGE)], "torchcap
 LAYERS = [
     {"torchcaps.__main__"},
     {"torchcaps.cli"},
-    {"torchcaps.training"},
+    {"torchcaps.training", "torchcaps.bench"},
     {"torchcaps"},
     {"torchcaps.models"},
     {"torchcaps.nn", "torchcaps.losses", "torchcaps.metrics", "torchcaps.data"},

@@ -186,7 +186,9 @@ def gradients(layer: CapsuleLayer, children: Capsules, seed: int = 5) -> dict[st
     total = torch.zeros((), dtype=parents.pose.dtype)
     for tensor in parents:
         if tensor is not None:
-            total = total + (tensor * torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)).sum()
+            # The same functional for every dtype.
+            direction = torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor.dtype)
+            total = total + (tensor * direction).sum()
     named = differentiable(layer, leaves)
     found = torch.autograd.grad(total, list(named.values()), allow_unused=True)
     return {n: torch.zeros_like(x) if g is None else g for (n, x), g in zip(named.items(), found, strict=True)}

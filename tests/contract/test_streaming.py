@@ -1,5 +1,10 @@
 """Votes that are streamed equal votes that are stored, and really are not stored."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
@@ -7,41 +12,98 @@ from torch import Tensor
 from tests.contract.cases import CASES, Case, gradients, over
 from tests.tolerances import STREAMED, relative_rms
 from torchcaps.capsules import Capsules
-from torchcaps.nn import ConvCapsules
+from torchcaps.nn import ConvCapsules, DenseCapsules
+from torchcaps.nn.layers import KERNEL_BYTES, KERNEL_LANES, STORED_BYTES
 from torchcaps.routing import EM, Attention, Dynamic, InvertedAttention, Routing
-from torchcaps.votes import DenseVotes, StreamedVotes, Wiring, pieces
+from torchcaps.votes import DenseVotes, StreamedVotes, Wiring, native, plan
+from torchcaps.votes.native import library
 from torchcaps.votes.opaque import encode
+from torchcaps.votes.reductions import BY_NAME
 
-DTYPES = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
+WAYS = {
+    "one_slot_pieces": torch.float64,
+    "large_pieces": torch.float64,
+    "pieces_float32": torch.float32,
+    "kernel": torch.float64,
+    "kernel_float32": torch.float32,
+}
 
 
-@pytest.fixture(params=[1, 2**40], ids=["one_slot_pieces", "large_pieces"])
-def piece(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """The two ends of how votes can be cut."""
-    monkeypatch.setattr(pieces, "PIECE_BYTES", request.param)
-    return request.param
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.dtype:
+    """The ways to votes that are not stored: the two ends of how torch cuts them, and the compiled kernel."""
+    dtype = WAYS[request.param]
+    if request.param.startswith("kernel"):
+        assert library(dtype) is not None, "there is no C++ compiler here: the kernel can't be tested"
+        monkeypatch.setattr(native.passes, "WORTH_A_THREAD", 1)  # small as they are, in threads
+        monkeypatch.setattr(native.passes, "MOST_LANES", 16)  # and in chunks
+    else:
+        monkeypatch.setattr(native.passes, "library", lambda _: None)
+        monkeypatch.setattr(plan, "PIECE_BYTES", 1 if request.param == "one_slot_pieces" else 2**40)
+    return dtype
 
 
-@DTYPES
 @over(CASES)
-def test_streamed_equals_stored(case: Case, dtype: torch.dtype, piece: int) -> None:
-    children = case.children(dtype)
-    stored, stream = case.layer(False, dtype), case.layer(True, dtype)
-    assert isinstance(stored.votes(children), DenseVotes)
+def test_streamed_equals_stored(case: Case, way: torch.dtype) -> None:
+    """Against the definition in float64, with the same numbers: rounding is then that of the one way alone. Where
+    float32 itself bends a gradient by more than the limit, it may be twice what the stored way is bent by.
+    """
+    children, stream = case.children(way), case.layer(True, way)
+    whole, stored = Capsules(*(x.double() for x in children)), case.layer(False, way).double()
+    assert isinstance(stored.votes(whole), DenseVotes)
     assert isinstance(stream.votes(children), StreamedVotes)
-    limit = STREAMED[dtype]
-    expected, found = stored(children), stream(children)
+    limit = STREAMED[way]
+    expected, found = stored(whole), stream(children)
     assert relative_rms(found.pose, expected.pose) < limit
     if expected.activation is not None:
         assert relative_rms(found.activation, expected.activation) < limit
-    assert relative_rms(stream.votes(children).dense(), stored.votes(children).dense()) < limit
-    expected_gradients, found_gradients = gradients(stored, children), gradients(stream, children)
+    assert relative_rms(stream.votes(children).dense(), stored.votes(whole).dense()) < limit
+    expected_gradients, found_gradients = gradients(stored, whole), gradients(stream, children)
+    rounded = gradients(case.layer(False, way), children)
     largest = max(float(g.abs().max()) for g in expected_gradients.values())
     for name, expected_gradient in expected_gradients.items():
         if float(expected_gradient.abs().max()) < 1e-9 * largest:  # zero but for rounding: nothing to be relative to
             assert float(found_gradients[name].abs().max()) < limit * largest, name
         else:
-            assert relative_rms(found_gradients[name], expected_gradient) < limit, name
+            bent = relative_rms(rounded[name], expected_gradient)
+            assert relative_rms(found_gradients[name], expected_gradient) < max(limit, 2 * bent), name
+
+
+@pytest.mark.parametrize("case", CASES[::7], ids=str)
+def test_the_number_of_threads_changes_nothing_but_rounding(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native.passes, "WORTH_A_THREAD", 1)
+    found = []
+    before = torch.get_num_threads()
+    for count in (1, 3):
+        torch.set_num_threads(count)
+        found.append(gradients(case.layer(True, torch.float32), case.children(torch.float32)))
+    torch.set_num_threads(before)
+    for name, expected in found[0].items():
+        if float(expected.abs().max()) > 0:
+            assert relative_rms(found[1][name], expected) < STREAMED[torch.float32], name
+
+
+def test_without_a_compiler_the_plain_way_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No compiler, one that fails, one that is switched off, a cache that can't be written: never an error."""
+    script = (
+        "import torch; from torchcaps.nn import DenseCapsules; from torchcaps.votes.native import library;"
+        "layer = DenseCapsules(16, 8, 10, 16, routing='dynamic', streamed=True);"
+        "print(tuple(layer(torch.randn(2, 16, 8)).pose.shape), library(torch.float32) is not None)"
+    )
+    broken = tmp_path / "broken"
+    broken.write_text("#!/bin/sh\necho 'passes.cpp:1: error: no' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    (tmp_path / "file").write_text("")
+    for changes, kernel, said in (
+        ({"TORCHCAPS_KERNEL": "0"}, False, ""),
+        ({"CXX": str(broken), "XDG_CACHE_HOME": str(tmp_path / "one")}, False, "the slower way is taken: "),
+        ({"XDG_CACHE_HOME": str(tmp_path / "file")}, True, "compiling a kernel"),
+    ):
+        environment = {**os.environ, "TMPDIR": str(tmp_path), **changes}
+        done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+        assert done.stdout.split(") ") == ["(2, 10, 16", f"{kernel}\n"], done.stderr
+        assert said in done.stderr
+    assert not list(tmp_path.glob("**/.making-*"))
 
 
 def saved_bytes(layer: torch.nn.Module, children: Capsules) -> int:
@@ -77,9 +139,10 @@ def test_the_cifar100_layer_of_tsai_keeps_under_half_a_gibibyte() -> None:
     assert 7.7 * 2**30 < votes < 7.8 * 2**30
     at_128 = one + 127 * an_image
     assert at_128 < 0.5 * 2**30
-    # Children, the couplings of the second iteration, and a few sets of parents; nothing of the votes' size.
-    children, couplings, parents = 256 * 32 * 36 * 4, 49 * 288 * 32 * 4, 49 * 32 * 36 * 4
-    assert children + couplings <= an_image <= children + couplings + 4 * parents
+    # Children and a few sets of parents; no couplings, and nothing of the votes' size.
+    children, parents = 256 * 32 * 36 * 4, 49 * 32 * 36 * 4
+    assert children <= an_image <= children + 4 * parents
+    assert at_128 < 0.3 * 2**30
 
 
 def test_storing_votes_would_not_pass_that_test() -> None:
@@ -114,8 +177,20 @@ def test_the_gradient_of_the_last_iteration_keeps_the_same_for_any_number() -> N
 
 def test_auto_stores_small_votes_and_streams_large_ones() -> None:
     layer = ConvCapsules(4, 16, 8, 16, 3, routing="dynamic")
-    assert isinstance(layer.votes(torch.zeros(1, 8, 8, 4, 16)), DenseVotes)
-    assert isinstance(layer.votes(torch.zeros(64, 8, 8, 4, 16)), StreamedVotes)
+    an_image = 36 * 36 * 8 * 16 * 4  # bytes: places, slots, parents, numbers
+    for kernel, most in ((True, KERNEL_BYTES), (False, STORED_BYTES)):
+        with pytest.MonkeyPatch.context() as patch:
+            if not kernel:
+                patch.setattr(native.passes, "library", lambda _: None)
+            for grid in (4, 8):  # 4 and 36 places
+                votes = layer.votes(torch.zeros(1, grid, grid, 4, 16))
+                size = an_image * (grid - 2) ** 2 // 36
+                assert isinstance(votes, StreamedVotes) == (size > most)
+            n_images = most // an_image + 1
+            assert isinstance(layer.votes(torch.zeros(n_images, 8, 8, 4, 16)), StreamedVotes)
+    few = DenseCapsules(2048, 8, 10, 16, routing="dynamic")  # a lane for each of 7 images: most of a register is empty
+    assert isinstance(few.votes(torch.zeros(KERNEL_LANES - 1, 2048, 8)), DenseVotes)
+    assert isinstance(few.votes(torch.zeros(KERNEL_LANES, 2048, 8)), StreamedVotes)
 
 
 @pytest.mark.parametrize("routing", [EM(2), Attention()], ids=lambda r: r.name())
@@ -156,16 +231,18 @@ def test_functional_gradients_go_through_streamed_votes() -> None:
     pose = torch.randn(1, 3, 3, 2, 4, dtype=torch.float64)
     found = torch.func.grad(lambda x: layer(x).pose.sum())(pose)
     pose.requires_grad_()
-    assert torch.equal(found, torch.autograd.grad(layer(pose).pose.sum(), pose)[0])
+    expected = torch.autograd.grad(layer(pose).pose.sum(), pose)[0]
+    assert relative_rms(found, expected) < STREAMED[torch.float64]  # the one by torch, the other by the kernel
 
 
-@pytest.mark.parametrize("kind", ["Sum", "Dot", "SqSum", "SqDist", "Mix"])
+@pytest.mark.parametrize("kind", BY_NAME)
 @pytest.mark.parametrize("with_bias", [False, True], ids=["plain", "bias"])
-def test_the_operator_of_compiled_graphs_keeps_its_promises(kind: str, with_bias: bool) -> None:
+@pytest.mark.parametrize("shared", [False, True], ids=["own_matrices", "shared_matrices"])  # the kernel takes these
+def test_the_operator_of_compiled_graphs_keeps_its_promises(kind: str, with_bias: bool, shared: bool) -> None:
     """Schema, shapes and strides of its fake kernels, and its gradients, by torch's own checker."""
     wiring = Wiring(1, (5, 5), (3, 3), (1, 1), (1, 0, 0, 0))
     pose = torch.randn(2, 5, 5, 1, 4, requires_grad=True)
-    weight = torch.randn(*wiring.sites, 9, 4, 3, 4, requires_grad=True)
+    weight = torch.randn(*(() if shared else wiring.sites), 9, 4, 3, 4, requires_grad=True)
     bias = torch.randn(9, 3, 4, requires_grad=True) if with_bias else None
     by_pair = torch.randn(2, *wiring.sites, 9, 3, requires_grad=True)
     by_parent = torch.randn(2, *wiring.sites, 3, 4, requires_grad=True)
@@ -176,12 +253,12 @@ def test_the_operator_of_compiled_graphs_keeps_its_promises(kind: str, with_bias
         "SqSum": [by_pair, by_parent],
         "SqDist": [by_parent, by_parent.detach().clone().requires_grad_()],
         "Mix": [kernel],
-    }[kind]
-    plan = encode(pieces.Plan(wiring, 1))
-    torch.library.opcheck(torch.ops.torchcaps.reduce_votes.default, (kind, plan, pose, weight, bias, arguments))
+    }.get(kind, [by_parent])
+    sizes = encode(plan.Plan(wiring, 1))
+    torch.library.opcheck(torch.ops.torchcaps.reduce_votes.default, (kind, sizes, pose, weight, bias, arguments))
     with torch.no_grad():
-        found = torch.ops.torchcaps.reduce_votes(kind, plan, pose, weight, bias, arguments)
+        found = torch.ops.torchcaps.reduce_votes(kind, sizes, pose, weight, bias, arguments)
         gradient = torch.randn_like(found)
-    backward = (kind, plan, gradient, pose.detach(), weight.detach(), bias, [a.detach() for a in arguments])
+    backward = (kind, sizes, gradient, pose.detach(), weight.detach(), bias, [a.detach() for a in arguments])
     names = ("test_schema", "test_faketensor")
     torch.library.opcheck(torch.ops.torchcaps.reduce_votes_backward.default, backward, test_utils=names)

@@ -56,7 +56,7 @@ def test_an_exported_model_can_be_saved() -> None:
     images = batch(model, 2)[0]
     found = torch.export.load(file).module()(images)
     assert isinstance(found, Output)
-    assert torch.equal(found.scores, model(images).scores)
+    assert relative_rms(found.scores, model(images).scores) < SAME[torch.float32]
 
 
 @pytest.mark.parametrize("name", ["sabour2017_mnist", "tsai2020_resnet_cifar10"])

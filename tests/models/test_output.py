@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests.models.narrow import CAPSULE_MODELS, EVERY, batch, narrow
+from tests.tolerances import STREAMED, relative_rms
 from torchcaps import create_model
 from torchcaps.capsules import Capsules
 from torchcaps.models import CapsuleNetwork, ConvNetwork, Objective, Output
@@ -66,7 +67,8 @@ def test_the_trace_has_every_layer_and_iteration(name: str) -> None:
         for coupling in trace.couplings:
             assert coupling.shape[0] == 2
             assert coupling.shape[-1] == layer.geometry.parents
-    assert torch.equal(output.scores, model(images).scores)
+    # Without a trace, couplings that nobody asks for are not made: another way to the same numbers.
+    assert relative_rms(output.scores, model(images).scores) < STREAMED[torch.float32]
 
 
 @pytest.mark.parametrize("name", RECONSTRUCTING)

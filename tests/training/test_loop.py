@@ -13,9 +13,10 @@ from torchcaps.data import Loader
 from torchcaps.models import LossChoice, OptimizerChoice
 from torchcaps.models.schedules import Exponential, Inverse, Milestones, OneCycle, Product, Schedule, TimeDecay
 from torchcaps.training import Result, RunError, RunSpec, train
+from torchcaps.training.chance import step_seed
 from torchcaps.training.checkpoint import Checkpoint, read_checkpoint
 from torchcaps.training.loading import load_run
-from torchcaps.training.loop import Training, step_seed
+from torchcaps.training.loop import Training
 from torchcaps.training.record import read_rows
 from torchcaps.training.setting import make_network, open_images
 

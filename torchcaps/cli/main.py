@@ -54,7 +54,7 @@ def main(words: list[str] | None = None) -> None:
         return
     if words in (["train", "--help"], ["train", "-h"]):  # at once: loading torch would take longer than reading it
         print(TRAIN_HELP.read_text(encoding="utf-8"), end="")
-        return
+        sys.exit(0)
     try:
         module, name = COMMANDS[known_name(words[0], COMMANDS, "the command")]
         getattr(importlib.import_module(module), name)(words[1:])

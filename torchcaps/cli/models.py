@@ -18,6 +18,7 @@ from torchcaps.models.memory import TrainingMemory, estimate_memory, streaming_l
 from torchcaps.models.registry import REGISTRY as MODELS
 from torchcaps.models.spec import CapsuleSpec, ModelSpec
 from torchcaps.models.summary import Summary, shortened
+from torchcaps.nn.layers import KERNEL_BYTES, KERNEL_LANES, STORED_BYTES, CapsuleLayer
 
 __all__ = ["list_command", "show_command"]
 
@@ -162,6 +163,17 @@ def _show_memory(model: Network, summary: Summary, memory: dict[str, TrainingMem
         names = streaming_layers(model, summary, batch)
         streams = f"it streams those of {', '.join(names)}" if names else "they are"
         print(f"The votes of a batch, were they stored, are {votes:,.1f} MiB. As the model is set, {streams}.")
+        layers = [layer for layer in model.modules() if isinstance(layer, CapsuleLayer) and layer.streamed == "auto"]
+        if any(layer.has_kernel() for layer in layers):
+            print(
+                f"By itself a layer streams votes from {KERNEL_BYTES / 2**20:g} MiB on ({STORED_BYTES / 2**20:g} MiB for "
+                f"fewer than {KERNEL_LANES} images times places): from there on the compiled kernel is faster."
+            )
+        elif layers:
+            print(
+                f"By itself a layer streams votes from {STORED_BYTES / 2**20:g} MiB on; there is no compiled kernel here "
+                "for these layers, with which streaming would pay from smaller ones on."
+            )
     print(f"Trained by default with {_in_words(model.recipe)}.")
 
 

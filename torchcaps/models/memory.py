@@ -4,7 +4,9 @@ A training step of the model's twin runs on the meta device, where tensors have 
 noted at its birth and its death, and a model of the C library's heap is led through these births and deaths twice.
 """
 
+import math
 import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,8 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["TrainingMemory", "estimate_memory", "streaming_layers"]
 
 
-# What the kernels take for themselves, and holes that the model of the heap does not see; the pieces of streamed votes
-# leave more of those. `python -m benchmarks.training_memory` measures what they lead to.
+# What the kernels take for themselves, and holes that the model of the heap does not see; votes that torch streams piece by
+# piece leave more of those. `python -m benchmarks.training_memory` measures what they lead to.
 SPARE, SPARE_STREAMED = 1.15, 1.3
 
 
@@ -72,8 +74,11 @@ class Births(TorchDispatchMode):
         return result
 
     def _copy(self, *operands: Tensor | None) -> None:
-        """Note what a convolution's kernel copies: on the CPU it wants its operands in a layout of its own."""
-        copies = [self._birth(_bytes(tensor)) for tensor in operands if tensor is not None]
+        """Note what a convolution's kernel copies: on the CPU it takes images that are channels last as they are, and
+        wants all else in a layout of its own.
+        """
+        other = [t for t in operands if t is not None and not _is_channels_last(t)]
+        copies = [self._birth(_bytes(tensor)) for tensor in other]
         self.events += [(number, None) for number in copies]
 
     def _birth(self, size: int) -> int:
@@ -133,7 +138,9 @@ def estimate_memory(model: "Network", batch: int, streamed: bool | Literal["auto
         for number in left:
             heap.give_back(number)
     summary = twin.summary()
-    spare = SPARE_STREAMED if streaming_layers(twin, summary, batch) else SPARE
+    layers = dict(_capsule_layers(twin))
+    in_pieces = any(not layers[name].has_kernel() for name in streaming_layers(twin, summary, batch))
+    spare = SPARE_STREAMED if in_pieces else SPARE
     weights, kept = sum(parameters) + sum(map(_bytes, twin.buffers())), n_states * sum(parameters)
     return TrainingMemory(
         weights=weights,
@@ -147,9 +154,19 @@ def estimate_memory(model: "Network", batch: int, streamed: bool | Literal["auto
 def streaming_layers(model: "Network", summary: Summary, batch: int) -> list[str]:
     """Return the names of the capsule layers that stream their votes at this batch, as they are set."""
     size = batch * next(model.parameters()).element_size()
-    layers = {name.split(".")[-1]: layer for name, layer in model.named_modules() if isinstance(layer, CapsuleLayer)}
     rows = {row.name: row for row in summary.rows}
-    return [name for name, layer in layers.items() if layer.streams(rows[name].votes * size)]
+    found = []
+    for name, layer in _capsule_layers(model):
+        lanes = batch * math.prod(rows[name].output[:-2])
+        if layer.streams(rows[name].votes * size, lanes):
+            found.append(name)
+    return found
+
+
+def _capsule_layers(model: "Network") -> Iterator[tuple[str, CapsuleLayer]]:
+    for name, layer in model.named_modules():
+        if isinstance(layer, CapsuleLayer):
+            yield name.split(".")[-1], layer
 
 
 def _run_step(twin: "Network", batch: int) -> list[tuple[int, int | None]]:
@@ -181,6 +198,10 @@ def _most_at_once(events: list[tuple[int, int | None]]) -> int:
             now += size
             most = max(most, now)
     return most
+
+
+def _is_channels_last(tensor: Tensor) -> bool:
+    return tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous()
 
 
 def _bytes(tensor: Tensor) -> int:

@@ -186,8 +186,8 @@ def _count_votes(layer: CapsuleLayer, record: _Record) -> None:
     def add(count: int) -> None:
         record.multiply_adds += count
 
-    def make_counted(children: Capsules) -> Votes:
-        votes = make(children)
+    def make_counted(children: Capsules, couplings: bool = False) -> Votes:
+        votes = make(children, couplings)
         *sites, _, parents, dim = votes.shape[1:]
         record.output = (*sites, parents, dim)
         record.votes = math.prod(votes.shape[1:])

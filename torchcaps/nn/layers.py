@@ -12,12 +12,15 @@ from torch import Tensor, nn
 from torchcaps.capsules import Capsules, as_capsules, refuse_negative, refuse_nonfinite, without_autocast
 from torchcaps.nn.sizes import Pair, as_count, as_padding, as_pair, as_rows, resolve_padding
 from torchcaps.routing.base import Geometry, Routing, Trace, as_routing, iterate
-from torchcaps.votes import DenseVotes, StreamedVotes, Votes, Wiring
-from torchcaps.votes.pieces import assumed_batch
+from torchcaps.votes import DenseVotes, StreamedVotes, Votes, Wiring, native
+from torchcaps.votes.plan import assumed_batch
 
 __all__ = ["CapsuleLayer", "ConvCapsules", "DenseCapsules"]
 
-STORED_BYTES = 32 * 2**20  # with streamed="auto", votes up to this size are stored
+# What streamed="auto" goes by, measured: votes up to this size are stored, since torch reduces them as fast as that.
+# The compiled kernel is faster far earlier, but for fewer lanes (images times places) than half of those in a register.
+STORED_BYTES = 32 * 2**20
+KERNEL_BYTES, KERNEL_LANES, KERNEL_COLUMNS = 2**19, 8, 256  # columns: of what a slot reads
 
 Init = float | Callable[[Tensor], object] | None
 
@@ -126,26 +129,51 @@ class CapsuleLayer(nn.Module, ABC):
         with without_autocast(children.pose):
             return self.make_votes(children)
 
-    def make_votes(self, children: Capsules) -> Votes:
-        """Return the votes of children that have come through `enter`."""
+    def make_votes(self, children: Capsules, couplings: bool = False) -> Votes:
+        """Return the votes of children that have come through `enter`.
+
+        Args:
+            children: the children.
+            couplings: whether the couplings are wanted, as in a trace: routing need not make them otherwise.
+        """
+        arguments = self.vote_parts(children)
+        if self._streams(arguments[0], arguments[-1]):
+            return StreamedVotes(*arguments, couplings=couplings)
+        return DenseVotes.make(*arguments)
+
+    def vote_parts(self, children: Capsules) -> tuple[Tensor, Tensor, Tensor | None, int, Wiring]:
+        """Return what votes are made of: children after dropout, the weight of each slot, bias, rows, wiring."""
         wiring = self._wiring(children)
         pose = children.pose
         if self.routing.dropout and self.training:
             pose = F.dropout(pose, self.routing.dropout)
         offset = self.routing.vote_offset(self.geometry, wiring, pose)
         bias = self.bias if offset is None else offset if self.bias is None else self.bias + offset
-        arguments = (pose, self._slot_weight(wiring), bias, self.geometry.rows, wiring)
-        return StreamedVotes(*arguments) if self._streams(pose, wiring) else DenseVotes.make(*arguments)
+        return pose, self._slot_weight(wiring), bias, self.geometry.rows, wiring
 
-    def streams(self, vote_bytes: int) -> bool:
-        """Return whether this layer would stream votes of that size in all."""
-        return vote_bytes > STORED_BYTES if self.streamed == "auto" else bool(self.streamed)
+    def streams(self, vote_bytes: int, lanes: int) -> bool:
+        """Return whether this layer would stream votes of that size in all, of so many images times places."""
+        if self.streamed != "auto":
+            return bool(self.streamed)
+        return vote_bytes > (KERNEL_BYTES if lanes >= KERNEL_LANES and self.has_kernel() else STORED_BYTES)
+
+    def has_kernel(self) -> bool:
+        """Return whether the compiled kernel can reduce this layer's votes."""
+        weight = self.weight
+        return (
+            not torch.compiler.is_compiling()  # a graph is for any machine
+            and weight.dim() == 4
+            and weight.shape[1] <= KERNEL_COLUMNS
+            and weight.device.type in ("cpu", "meta")  # of which estimates are made for the CPU
+            and native.available(weight.dtype)
+        )
 
     def _streams(self, pose: Tensor, wiring: Wiring) -> bool:
-        n_votes = assumed_batch(pose.shape[0]) * wiring.n_slots * self.geometry.parents * self.geometry.dim
+        lanes = assumed_batch(pose.shape[0])
         for size in wiring.sites:
-            n_votes *= size
-        return self.streams(n_votes * pose.element_size())
+            lanes *= size
+        n_votes = lanes * wiring.n_slots * self.geometry.parents * self.geometry.dim
+        return self.streams(n_votes * pose.element_size(), lanes)
 
     def p(self) -> Mapping[str, Tensor]:
         """Return the routing's coefficients by name."""
@@ -159,7 +187,7 @@ class CapsuleLayer(nn.Module, ABC):
         """Route children to parents; with ``trace`` return the states of every iteration as well."""
         children = self.enter(capsules)
         with without_autocast(children.pose):
-            parents, states = iterate(self.routing, self.p(), self.make_votes(children), children, trace)
+            parents, states = iterate(self.routing, self.p(), self.make_votes(children, trace), children, trace)
         return (parents, states) if trace else parents
 
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules, refuse_nonfinite, require_float
 from torchcaps.nn.activations import ActivationName, make_activation
+from torchcaps.nn.convolution import Convolution
 from torchcaps.nn.sizes import Pair, as_count, as_padding, as_pair, resolve_padding
 
 __all__ = ["PrimaryCapsules"]
@@ -65,7 +66,7 @@ class PrimaryCapsules(nn.Module):
         self.scale = scale
         self.kernel_size, self.stride = as_pair(kernel_size, "kernel_size"), as_pair(stride, "stride")
         as_count(in_channels, "in_channels")
-        self.pose = nn.Conv2d(in_channels, types * dim, self.kernel_size, self.stride, bias=bias)
+        self.pose = Convolution(in_channels, types * dim, self.kernel_size, self.stride, bias=bias)
         self.activity = nn.Conv2d(in_channels, types, self.kernel_size, self.stride) if activations else None
         self.activation = make_activation(activation, types, dim)
 

@@ -102,14 +102,14 @@ class CapsuleStack(nn.Module):
         now: list[State] = []
         for layer in layers:
             below = now[-1].capsules() if now else capsules
-            now.append(_step(layer, below, None, 0))
+            now.append(_step(layer, below, None, 0, trace))
         history = [now]
         for t in range(1, iterations):
             # A layer's step reaches the top one iteration later for each layer above it: later ones only show in
             # the trace.
             lowest = 0 if trace else max(0, len(layers) - (iterations - t))
             below = [capsules, *(state.capsules() for state in now[:-1])]  # old capsules on both sides
-            steps = [_step(layers[n], below[n], now[n], t) for n in range(lowest, len(layers))]
+            steps = [_step(layers[n], below[n], now[n], t, trace) for n in range(lowest, len(layers))]
             now = now[:lowest] + steps
             if trace:
                 history.append(now)
@@ -117,11 +117,11 @@ class CapsuleStack(nn.Module):
         return now[-1].capsules(), traces
 
 
-def _step(layer: CapsuleLayer, capsules: Capsules, state: State | None, t: int) -> State:
+def _step(layer: CapsuleLayer, capsules: Capsules, state: State | None, t: int, trace: bool) -> State:
     """Take one step of a layer's routing on these children."""
     children = layer.enter(capsules)
     with without_autocast(children.pose):
-        p, votes = layer.p(), layer.make_votes(children)
+        p, votes = layer.p(), layer.make_votes(children, trace)
         if state is None:
             state = layer.routing.init(p, votes, children)
         return layer.routing.step(p, votes, children, state, t)

@@ -67,26 +67,28 @@ class Dynamic(Routing):
         return self._step(p, votes, children, state, t)
 
     def _step(self, p: Mapping[str, Tensor], votes: Votes, children: Capsules, state: State, t: int) -> State:
-        agreement = self._agreement(votes, state) if t > 0 else None
-        if agreement is None and not self.prior:
+        # Agreements add up, and <v_ij, v_j> is linear in v_j: so do the parents, which are far fewer.
+        query = None if state.pose is None else state.pose if state.memory is None else state.memory + state.pose
+        if query is None and not self.prior:
             logits = children.pose.new_zeros(()).expand(votes.shape[:-1])
             coupling = votes.uniform(children.pose, self.leak)  # the softmax of equal logits
+            total = votes.sum(coupling)
+        elif not self.prior:
+            assert query is not None
+            total, coupling, logits = votes.attend(query, self.leak, through=self.gradient == "full")
         else:
-            logits = p["prior"].expand(votes.shape[:-1]) if agreement is None else agreement
-            if self.prior and agreement is not None:
-                logits = logits + p["prior"]
+            logits = p["prior"].expand(votes.shape[:-1])
+            if query is not None:
+                logits = self._agreement(votes, query) + p["prior"]
             coupling = votes.softmax(logits, self.leak)
-        total = votes.sum(coupling)
+            total = votes.sum(coupling)
         if self.bias:
             total = total + p["bias"]
-        return State(pose=squash(total), coupling=coupling, logits=logits, memory=agreement)
+        return State(pose=squash(total), coupling=coupling, logits=logits, memory=query)
 
-    def _agreement(self, votes: Votes, state: State) -> Tensor:
-        """Add the agreement with the last parents to that of all before, which is the state's memory."""
-        assert state.pose is not None
+    def _agreement(self, votes: Votes, query: Tensor) -> Tensor:
+        """Return the agreement with the parents of all iterations before."""
         if self.gradient == "last":
             with torch.no_grad():
-                agreement = votes.dot(state.pose)
-        else:
-            agreement = votes.dot(state.pose)
-        return agreement if state.memory is None else state.memory + agreement
+                return votes.dot(query)
+        return votes.dot(query)

@@ -75,19 +75,29 @@ class InvertedAttention(Routing):
 
     def step(self, p: Mapping[str, Tensor], votes: Votes, children: Capsules, state: State, t: int) -> State:
         """Attend with the last parents."""
-        if state.pose is None:
+        query = None if state.pose is None else state.pose * (votes.shape[-1] ** -0.5 if self.scale else 1.0)
+        activation = None
+        if self.activations:
+            total, activation, coupling, logits = self._weighed(p, votes, children, query, t)
+        elif query is None:
             logits = children.pose.new_zeros(()).expand(votes.shape[:-1])
             coupling = votes.uniform(children.pose)
+            total = votes.sum(coupling)
         else:
-            logits = votes.dot(state.pose)
-            if self.scale:
-                logits = logits * votes.shape[-1] ** -0.5
-            coupling = votes.softmax(logits)
-        if self.activations:
-            weight = coupling * child_activations(votes, children).unsqueeze(-1)
-            fit = fit_gaussian(p, votes, weight, inverse_temperature(t))
-            total, activation = fit.total, fit.evidence.sigmoid()
-        else:
-            total, activation = votes.sum(coupling), None
+            total, coupling, logits = votes.attend(query)
         pose = F.layer_norm(total, total.shape[-1:], p["gamma"], p["beta"]) if self.normalize else total
         return State(pose=pose, activation=activation, coupling=coupling, logits=logits)
+
+    @staticmethod
+    def _weighed(
+        p: Mapping[str, Tensor], votes: Votes, children: Capsules, query: Tensor | None, t: int
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Attend with activations: return the sum, the parents' activations, couplings and logits."""
+        if query is None:
+            logits, coupling = children.pose.new_zeros(()).expand(votes.shape[:-1]), votes.uniform(children.pose)
+        else:
+            logits = votes.dot(query)
+            coupling = votes.softmax(logits)
+        weight = coupling * child_activations(votes, children).unsqueeze(-1)
+        fit = fit_gaussian(p, votes, weight, inverse_temperature(t))
+        return fit.total, fit.evidence.sigmoid(), coupling, logits

@@ -99,7 +99,9 @@ class Engine:
         if self.world > 1:
             with together():
                 for tensor in model.state_dict().values():
-                    torch.distributed.broadcast(tensor, 0)
+                    sent = tensor.contiguous()
+                    torch.distributed.broadcast(sent, 0)
+                    tensor.copy_(sent)
 
     def wait(self) -> None:
         """Wait for the others."""

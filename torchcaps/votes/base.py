@@ -1,14 +1,27 @@
 """The votes of a capsule layer as an operator: the few reductions that routing needs of them."""
 
 from abc import ABC, abstractmethod
-from typing import Self
+from typing import NamedTuple, Self
 
+import torch
 from torch import Tensor
 
 from torchcaps.votes import competition
 from torchcaps.votes.wiring import Wiring
 
-__all__ = ["Votes"]
+__all__ = ["Attended", "Votes"]
+
+
+class Attended(NamedTuple):
+    """What parents see of the votes when they attend to them; couplings and logits only where they exist anyway.
+
+    Shapes:
+        total ``[B, *L, J, D]``, coupling and logits ``[B, *L, I, J]``
+    """
+
+    total: Tensor
+    coupling: Tensor | None
+    logits: Tensor | None
 
 
 class Votes(ABC):
@@ -65,6 +78,22 @@ class Votes(ABC):
         Shapes:
             ``[J, I, I, D] -> [B, *L, I, J]``
         """
+
+    def attend(self, query: Tensor, leak: bool = False, through: bool = True) -> Attended:
+        """Return the sum ``Σ_i c_ij v_ij`` with couplings ``c_i = softmax_j <q_j, v_ij>``.
+
+        Args:
+            query: ``[B, *L, J, D]``.
+            leak: see `softmax`.
+            through: whether a gradient flows through the couplings; otherwise they are constants.
+        """
+        if through:
+            logits = self.dot(query)
+        else:
+            with torch.no_grad():
+                logits = self.dot(query)
+        coupling = self.softmax(logits, leak)
+        return Attended(self.sum(coupling), coupling, logits)
 
     @abstractmethod
     def dense(self) -> Tensor:

@@ -10,11 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcaps.votes.pieces import Plan, reduce_gradients, reduce_votes
+from torchcaps.votes.folded import folded_gradients, plain_sum
+from torchcaps.votes.pieces import reduce_gradients, reduce_votes
+from torchcaps.votes.plan import Plan
 from torchcaps.votes.reductions import BY_NAME
 from torchcaps.votes.wiring import Wiring
 
-__all__ = ["encode", "reduce_opaquely"]
+__all__ = ["encode", "reduce_opaquely", "sum_opaquely"]
 
 
 def encode(plan: Plan) -> list[int]:
@@ -57,8 +59,10 @@ def _reduce_backward(
     bias: Tensor | None,
     arguments: list[Tensor],
 ) -> list[Tensor]:
-    found = reduce_gradients(BY_NAME[kind], _decode(plan), gradient, pose, weight, bias, *arguments)
-    return [tensor.contiguous() for tensor in found if tensor is not None]
+    inputs = (pose, weight, bias, *arguments)
+    found = reduce_gradients(BY_NAME[kind], _decode(plan), gradient, *inputs)
+    pairs = [(of, x) for of, x in zip(found, inputs, strict=True) if x is not None]
+    return [torch.zeros_like(x).contiguous() if of is None else of.contiguous() for of, x in pairs]
 
 
 @_reduce_backward.register_fake
@@ -94,3 +98,48 @@ def reduce_opaquely(
 ) -> Tensor:
     """Reduce votes by one operator of the graph."""
     return _reduce(kind, encode(plan), pose, weight, bias, list(arguments))
+
+
+# Sums with couplings that all images share ---------------------------------------------------------------------
+
+
+@torch.library.custom_op("torchcaps::sum_votes", mutates_args=())
+def _sum(plan: list[int], pose: Tensor, weight: Tensor, coupling: Tensor) -> Tensor:
+    return plain_sum(pose, weight, coupling, _decode(plan)).contiguous()
+
+
+@_sum.register_fake
+def _(plan: list[int], pose: Tensor, weight: Tensor, coupling: Tensor) -> Tensor:
+    decoded = _decode(plan)
+    return pose.new_empty((pose.shape[0], *decoded.wiring.sites, weight.shape[-2], decoded.rows * weight.shape[-1]))
+
+
+@torch.library.custom_op("torchcaps::sum_votes_backward", mutates_args=())
+def _sum_backward(plan: list[int], gradient: Tensor, pose: Tensor, weight: Tensor, coupling: Tensor) -> list[Tensor]:
+    inputs = (pose, weight, coupling)
+    found = folded_gradients(gradient, *inputs, _decode(plan), (True, True, True))
+    return [
+        torch.zeros_like(x).contiguous() if of is None else of.contiguous() for of, x in zip(found, inputs, strict=True)
+    ]
+
+
+@_sum_backward.register_fake
+def _(plan: list[int], gradient: Tensor, pose: Tensor, weight: Tensor, coupling: Tensor) -> list[Tensor]:
+    return [x.new_empty(x.shape) for x in (pose, weight, coupling)]
+
+
+def _keep_sum(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.plan, *tensors = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _backward_sum(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+    return None, *_sum_backward(ctx.plan, gradient, *ctx.saved_tensors)
+
+
+_sum.register_autograd(_backward_sum, setup_context=_keep_sum)
+
+
+def sum_opaquely(pose: Tensor, weight: Tensor, coupling: Tensor, plan: Plan) -> Tensor:
+    """Sum transformed children by one operator of the graph."""
+    return _sum(encode(plan), pose, weight, coupling.contiguous())

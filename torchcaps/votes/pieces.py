@@ -1,50 +1,18 @@
 """Making and reducing votes piece by piece, forward and backward: what streaming does."""
 
 import itertools
-import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from torchcaps.votes import native
+from torchcaps.votes.plan import Plan
 from torchcaps.votes.reductions import Reduction
 from torchcaps.votes.transform import bias_gradient, make_votes, side_by_side, slot_gradient, weight_gradient
-from torchcaps.votes.wiring import Wiring
 
-__all__ = ["Plan", "assumed_batch", "make_pieces", "reduce_gradients", "reduce_votes"]
-
-PIECE_BYTES = 4 * 2**20  # votes of one piece: about what a core's second-level cache holds
-TRACED_BATCH = 32  # the batch that is decided by inside a traced graph, where it may be a symbol
-
-
-def assumed_batch(batch: int) -> int:
-    """Return the batch size to decide by: inside a traced graph a fixed one, so that no size is baked in."""
-    return TRACED_BATCH if torch.compiler.is_compiling() else batch
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How votes are made piece by piece.
-
-    Args:
-        wiring: which child each slot reads.
-        rows: rows of a pose, ``A``.
-        size: slots in a piece, at most; by default what fits into the cache.
-    """
-
-    wiring: Wiring
-    rows: int
-    size: int | None = None
-
-    def slots_in_a_piece(self, pose: Tensor, weight: Tensor) -> int:
-        """Return how many slots to take at once."""
-        if self.size is not None:
-            return self.size
-        sites = assumed_batch(pose.shape[0]) * math.prod(self.wiring.sites)
-        slot_bytes = sites * self.rows * weight.shape[-2] * weight.shape[-1] * pose.element_size()
-        return max(1, min(self.wiring.types, PIECE_BYTES // max(1, slot_bytes)))
+__all__ = ["make_pieces", "reduce_gradients", "reduce_votes"]
 
 
 class Piece(NamedTuple):
@@ -84,11 +52,13 @@ def _worth_making(pieces: Iterator[Piece], pose: Tensor) -> Iterator[Piece]:
 def reduce_votes(
     reduction: type[Reduction], plan: Plan, pose: Tensor, weight: Tensor, bias: Tensor | None, *arguments: Tensor
 ) -> Tensor:
-    """Return the reduction of all votes.
+    """Return the reduction of all votes: by the compiled kernel where it can, else piece by piece.
 
     What lasts is there before the first piece: results kept between the temporaries of the pieces would leave holes
     in the heap that nothing fits into, and it grew to several times what was in use.
     """
+    if native.can_take(reduction, plan, pose, weight, bias, *arguments):  # on the meta device too, for its shapes
+        return native.reduce_votes(reduction, plan, pose, weight, bias, *arguments)
     total: Tensor | None = None
     if reduction.slotted_result:
         total = pose.new_empty(pose.shape[0], *plan.wiring.sites, plan.wiring.n_slots, weight.shape[-2])
@@ -112,7 +82,12 @@ def reduce_gradients(
     bias: Tensor | None,
     *arguments: Tensor,
 ) -> tuple[Tensor | None, ...]:
-    """Make every piece anew; return the gradients of children, weight, bias and the reduction's arguments."""
+    """Make the votes anew; return the gradients of children, weight, bias and the reduction's arguments.
+
+    Where these are to be differentiated again, they are made by torch, which takes note of how.
+    """
+    if not torch.is_grad_enabled() and native.can_take(reduction, plan, pose, weight, bias, gradient, *arguments):
+        return native.reduce_gradients(reduction, plan, gradient, pose, weight, bias, *arguments)
     of_padded = torch.zeros_like(plan.wiring.pad(pose), memory_format=torch.contiguous_format)
     of_weight = torch.zeros_like(weight)
     of_bias = None if bias is None else torch.zeros_like(bias)

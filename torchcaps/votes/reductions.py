@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-__all__ = ["BY_NAME", "Dot", "Mix", "Reduction", "SqDist", "SqSum", "Sum"]
+__all__ = ["ATTENDING", "BY_NAME", "Attend", "Dot", "Mix", "Reduction", "SqDist", "SqSum", "Sum"]
 
 
 class Reduction:
@@ -121,4 +121,55 @@ class Mix(Reduction):
         return of_votes, of_kernel
 
 
+class Attend(Reduction):
+    """``Σ_i c_ij v_ij`` with ``c_i = softmax_j <q_j, v_ij>``: `Dot`, softmax and `Sum` at once, no coupling kept."""
+
+    slotted = (False,)
+    slotted_result = False
+    of_parents = True
+    leak: ClassVar[bool] = False  # a competitor with a logit of 0 and no parent
+    through: ClassVar[bool] = True  # whether a gradient flows through the couplings
+
+    @classmethod
+    def coupling(cls, votes: Tensor, query: Tensor) -> Tensor:  # noqa: D102
+        logits = Dot.result(votes, query)
+        if not cls.leak:
+            return logits.softmax(-1)
+        return torch.cat([torch.zeros_like(logits[..., :1]), logits], dim=-1).softmax(-1)[..., 1:]
+
+    @classmethod
+    def result(cls, votes: Tensor, query: Tensor) -> Tensor:  # noqa: D102
+        return Sum.result(votes, cls.coupling(votes, query))
+
+    @classmethod
+    def gradients(cls, votes: Tensor, gradient: Tensor, query: Tensor) -> tuple[Tensor, ...]:  # noqa: D102
+        coupling = cls.coupling(votes, query)
+        of_votes, of_coupling = Sum.gradients(votes, gradient, coupling)
+        if not cls.through:
+            return of_votes, torch.zeros_like(query)
+        shared = (coupling * of_coupling).sum(-1, keepdim=True)
+        more, of_query = Dot.gradients(votes, coupling * (of_coupling - shared), query)
+        return of_votes + more, of_query
+
+
+class AttendLeaky(Attend):
+    """With a place for none of the parents."""
+
+    leak = True
+
+
+class AttendFixed(Attend):
+    """With couplings that are constants in backward."""
+
+    through = False
+
+
+class AttendLeakyFixed(AttendLeaky):
+    """Both."""
+
+    through = False
+
+
 BY_NAME: dict[str, type[Reduction]] = {kind.__name__: kind for kind in (Sum, Dot, SqSum, SqDist, Mix)}
+ATTENDING = {(kind.leak, kind.through): kind for kind in (Attend, AttendLeaky, AttendFixed, AttendLeakyFixed)}
+BY_NAME |= {kind.__name__: kind for kind in ATTENDING.values()}

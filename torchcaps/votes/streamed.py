@@ -1,4 +1,4 @@
-"""Votes that are never stored: made from children and weights piece by piece, forward and again backward.
+"""Votes that are never stored: made from children and weights when they are reduced, forward and again backward.
 
 Between the two passes this keeps the children, the weights and the arguments of each reduction (couplings,
 poses), all of which exist anyway. The votes of one piece live only while it is reduced.
@@ -11,9 +11,11 @@ from torch import Tensor
 
 from torchcaps.capsules import without_autocast
 from torchcaps.votes import reductions
-from torchcaps.votes.base import Votes
-from torchcaps.votes.opaque import reduce_opaquely
-from torchcaps.votes.pieces import Plan, make_pieces, reduce_gradients, reduce_votes
+from torchcaps.votes.base import Attended, Votes
+from torchcaps.votes.folded import Sum, can_fold_mix, fold, folded_mix, folded_sum
+from torchcaps.votes.opaque import reduce_opaquely, sum_opaquely
+from torchcaps.votes.pieces import make_pieces, reduce_gradients, reduce_votes
+from torchcaps.votes.plan import Plan
 from torchcaps.votes.wiring import Wiring
 
 __all__ = ["StreamedVotes"]
@@ -40,6 +42,11 @@ class Stream(torch.autograd.Function):
             return None, None, *reduce_gradients(ctx.reduction, ctx.plan, gradient, *ctx.saved_tensors)
 
 
+def _summing() -> Sum | None:
+    """Return what sums transformed children: in a compiled graph an operator."""
+    return sum_opaquely if torch.compiler.is_dynamo_compiling() else None
+
+
 class StreamedVotes(Votes):
     """Votes made from children and weights whenever they are needed.
 
@@ -49,6 +56,7 @@ class StreamedVotes(Votes):
         rows: rows of a pose, ``A``.
         wiring: which child each slot reads.
         piece: slots in a piece, at most; by default what fits into the cache.
+        couplings: whether `attend` is to tell couplings and logits, which it need not make otherwise.
     """
 
     def __init__(
@@ -59,11 +67,13 @@ class StreamedVotes(Votes):
         rows: int,
         wiring: Wiring,
         piece: int | None = None,
+        couplings: bool = False,
     ) -> None:
         n_parents, columns = weight.shape[-2:]
         super().__init__(wiring, (pose.shape[0], *wiring.sites, wiring.n_slots, n_parents, rows * columns))
         self._plan = Plan(wiring, rows, piece)
         self._tensors = (pose, weight, bias)
+        self._couplings = couplings
 
     def _stream(self, reduction: type[reductions.Reduction], *arguments: Tensor) -> Tensor:
         with without_autocast(self._tensors[0]):
@@ -76,7 +86,11 @@ class StreamedVotes(Votes):
         return tensor.expand(*self.shape[:-3], *self.shape[-2:])
 
     def sum(self, coupling: Tensor) -> Tensor:
-        """Return ``s_j = Σ_i c_ij v_ij``."""
+        """Return ``s_j = Σ_i c_ij v_ij``; couplings that all images and places share are a matter of the weights."""
+        shared = fold(coupling, self.wiring, self._tensors[1])
+        if shared is not None:
+            with without_autocast(self._tensors[0]):
+                return folded_sum(*self._tensors, shared, self._plan, _summing())
         return self._stream(reductions.Sum, coupling.expand(self.shape[:-1]))
 
     def dot(self, query: Tensor) -> Tensor:
@@ -93,7 +107,18 @@ class StreamedVotes(Votes):
 
     def mix(self, kernel: Tensor) -> Tensor:
         """Return ``Σ_md A_jimd v_mjd``."""
+        pose, weight, bias = self._tensors
+        if can_fold_mix(weight, self._plan.rows):
+            with without_autocast(pose):
+                return folded_mix(pose, weight, bias, kernel, self._plan, _summing())
         return self._stream(reductions.Mix, kernel)
+
+    def attend(self, query: Tensor, leak: bool = False, through: bool = True) -> Attended:
+        """Return the sum of the votes that parents attend to: in one pass where a child's parents are of one place."""
+        if self._couplings or self.wiring.competition != "local":
+            return super().attend(query, leak, through)
+        total = self._stream(reductions.ATTENDING[leak, through], self._for_parents(query))
+        return Attended(total, None, None)
 
     def dense(self) -> Tensor:
         """Make all votes at once: ``[B, *L, I, J, D]``."""
@@ -105,4 +130,4 @@ class StreamedVotes(Votes):
         pose, weight, bias = (None if tensor is None else tensor.detach() for tensor in self._tensors)
         assert pose is not None
         assert weight is not None
-        return type(self)(pose, weight, bias, self._plan.rows, self.wiring, self._plan.size)
+        return type(self)(pose, weight, bias, self._plan.rows, self.wiring, self._plan.size, self._couplings)
