@@ -21,6 +21,7 @@ from torchcaps.votes import DenseVotes, Votes, Wiring
 
 __all__ = ["ContractedVotes", "explicit_votes", "make_explicit"]
 
+ALONE = "inverted attention asks for sums and agreements alone"
 Module = TypeVar("Module", bound=nn.Module)
 
 
@@ -103,11 +104,18 @@ class ContractedVotes(Votes):
         votes = torch.einsum("siax,ixjy->sijay", self._slots, self._weight)
         return votes.flatten(-2).view(self.shape)
 
-    def _not_here(self, *_: Tensor) -> Tensor:
-        raise TypeError("inverted attention asks for sums and agreements alone")
+    def sqsum(self, coupling: Tensor, mean: Tensor) -> Tensor:
+        """Is not asked for."""
+        raise TypeError(ALONE)
 
-    sqsum = sqdist = mix = _not_here
+    def sqdist(self, mean: Tensor, scale: Tensor) -> Tensor:
+        """Is not asked for."""
+        raise TypeError(ALONE)
+
+    def mix(self, kernel: Tensor) -> Tensor:
+        """Is not asked for."""
+        raise TypeError(ALONE)
 
     def detach(self) -> Self:
         """Return the same votes, through which no gradient flows."""
-        raise TypeError("inverted attention has no use for votes without a gradient")
+        raise TypeError(ALONE)

@@ -166,13 +166,13 @@ def _show_memory(model: Network, summary: Summary, memory: dict[str, TrainingMem
         layers = [layer for layer in model.modules() if isinstance(layer, CapsuleLayer) and layer.streamed == "auto"]
         if any(layer.has_kernel() for layer in layers):
             print(
-                f"By itself a layer streams votes from {KERNEL_BYTES / 2**20:g} MiB on ({STORED_BYTES / 2**20:g} MiB for "
-                f"fewer than {KERNEL_LANES} images times places): from there on the compiled kernel is faster."
+                f"By itself a layer streams votes from {KERNEL_BYTES / 2**20:g} MiB on ({STORED_BYTES / 2**20:g} MiB "
+                f"for fewer than {KERNEL_LANES} images times places): from there on the compiled kernel is faster."
             )
         elif layers:
             print(
-                f"By itself a layer streams votes from {STORED_BYTES / 2**20:g} MiB on; there is no compiled kernel here "
-                "for these layers, with which streaming would pay from smaller ones on."
+                f"By itself a layer streams votes from {STORED_BYTES / 2**20:g} MiB on; there is no compiled kernel "
+                "here for these layers, with which streaming would pay from smaller ones on."
             )
     print(f"Trained by default with {_in_words(model.recipe)}.")
 

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["TrainingMemory", "estimate_memory", "streaming_layers"]
 
 
-# What the kernels take for themselves, and holes that the model of the heap does not see; votes that torch streams piece by
-# piece leave more of those. `python -m benchmarks.training_memory` measures what they lead to.
+# What the kernels take for themselves, and holes that the model of the heap does not see; votes that torch streams leave
+# more of those. `python -m benchmarks.training_memory` measures what they lead to.
 SPARE, SPARE_STREAMED = 1.15, 1.3
 
 

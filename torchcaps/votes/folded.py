@@ -84,7 +84,9 @@ class FoldedSum(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         """Return the gradients of children, weight and coupling."""
         with without_autocast(gradient):
-            return *folded_gradients(gradient, *ctx.saved_tensors, ctx.plan, ctx.needs_input_grad[:3]), None
+            pose, weight, coupling = ctx.saved_tensors
+            found = folded_gradients(gradient, pose, weight, coupling, ctx.plan, ctx.needs_input_grad)
+            return *found, None
 
 
 def folded_gradients(

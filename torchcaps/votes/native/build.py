@@ -38,7 +38,9 @@ def library(dtype: torch.dtype = torch.float32) -> ctypes.CDLL | None:
     for folder in _folders():
         with contextlib.suppress(OSError):
             return ctypes.CDLL(str(_ours(folder) / name))
-    for folder in _folders() if compiler is not None else ():
+    if compiler is None:
+        return None
+    for folder in _folders():
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             return ctypes.CDLL(str(_compiled([compiler, *flags], _ours(folder) / name)))
