@@ -1,9 +1,9 @@
-# make setup | demo | test | layers | lint | format | bench | lock        (PYTHON=python3.12 make test picks the interpreter)
+# make setup | demo | test | layers | lint | format | bench | bench-rest | lock        (PYTHON=python3.12 make test picks the interpreter)
 PYTHON ?= python3
 BIN := .venv/bin
 HINT = name one, as in 'make $(or $(MAKECMDGOALS),setup) PYTHON=python3.12'
 
-.PHONY: help setup test demo layers lint format bench lock clean
+.PHONY: help setup test demo layers lint format bench bench-rest lock clean
 
 help:
 	@echo "make demo    set up, then train a small CapsNet on real digits: 'torchcaps train', two minutes on two cores"
@@ -11,7 +11,8 @@ help:
 	@echo "make test    set up, then the whole test suite (under six minutes on two cores)"
 	@echo "make lint    ruff, ruff format, pyright"
 	@echo "make format  let ruff mend what it can"
-	@echo "make bench   stored against streamed votes, the memory of training, what data and the loop cost"
+	@echo "make bench   layers and models beside the usual way to write them: time and memory, under ten minutes"
+	@echo "make bench-rest  the memory of training, what data and the loop cost"
 	@echo "make lock    write requirements/*.lock anew"
 	@echo "PYTHON=...   the interpreter to use (now: $(PYTHON); 3.11 or newer)"
 
@@ -41,7 +42,9 @@ format: setup
 	$(BIN)/ruff format .
 
 bench: setup
-	@$(BIN)/python -m benchmarks
+	@$(BIN)/torchcaps bench --out results/bench/speed.json --figure docs/images/growth.png
+
+bench-rest: setup
 	@$(BIN)/python -m benchmarks.training_memory
 	@$(BIN)/python -m benchmarks.data
 	@$(BIN)/python -m benchmarks.training

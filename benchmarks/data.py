@@ -22,7 +22,7 @@ from rich.progress import track
 from rich.table import Table
 
 import torchcaps
-from benchmarks.record import write_record
+from torchcaps.bench.record import write_record
 from torchcaps.data import Batch, DataError, Loader, create_dataset
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -94,7 +94,7 @@ def reading(repeat: int) -> float:
 
 MEMORY = """
 import torch
-from benchmarks.memory import resident_peak
+from torchcaps.bench.memory import resident_peak
 from torchcaps.data import Loader, create_dataset
 
 torch.set_num_threads(1)

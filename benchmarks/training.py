@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks.record import write_record
+from torchcaps.bench.record import write_record
 from torchcaps.training import RunSpec
 from torchcaps.training.display import Display
 from torchcaps.training.engine import Engine

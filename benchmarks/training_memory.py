@@ -17,8 +17,8 @@ from rich.progress import track
 from rich.table import Table
 
 import torchcaps
-from benchmarks.memory import resident_peak
-from benchmarks.record import write_record
+from torchcaps.bench.memory import resident_peak
+from torchcaps.bench.record import write_record
 from torchcaps.models import Network
 from torchcaps.models.memory import estimate_memory
 

@@ -100,7 +100,7 @@ def test_trap_48_each_half_of_training_leaves_the_other_alone() -> None:
 
 SCRIPT = """
 import sys, torch
-from benchmarks.memory import resident_peak
+from torchcaps.bench.memory import resident_peak
 from torchcaps.nn import DenseCapsules
 from torchcaps.routing import Quadratic
 layer = DenseCapsules(9216, 8, 10, 16, routing=Quadratic(rate=1e-6), streamed=True)

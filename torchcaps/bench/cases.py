@@ -103,10 +103,12 @@ def _small(explicit: bool) -> Work:
     return _layer_work(layer, (1, 16, 8), False)
 
 
-def _model(name: str, batch: int, train: bool, **fields: Any) -> Callable[[bool], Work]:
+def model_work(name: str, batch: int, train: bool) -> Callable[[bool], Work]:
+    """Return what sets up a training step of a model, or an inference, ours or in the usual way."""
+
     def make(explicit: bool) -> Work:
         torch.manual_seed(0)
-        model = create_model(name, **fields).train(train)
+        model = create_model(name).train(train)
         if explicit:
             make_explicit(model)
         images = torch.rand(batch, *model.spec.image, generator=torch.Generator().manual_seed(1))
@@ -160,17 +162,17 @@ CASES = {
     ),
     "em-conv": Case("EM(2), the same geometry", _conv(EM(2)), 3, 8, 4, limit=1e-4),
     "sabour-step": Case(
-        "sabour2017_mnist, training step, batch 64", _model("sabour2017_mnist", 64, True), 1.6, 2, limit=1e-4
+        "sabour2017_mnist, training step, batch 64", model_work("sabour2017_mnist", 64, True), 1.6, 2, limit=1e-4
     ),
     "tsai-step": Case(
-        "tsai2020_cifar10, training step, batch 16", _model("tsai2020_cifar10", 16, True), 8, 20, limit=1e-4
+        "tsai2020_cifar10, training step, batch 16", model_work("tsai2020_cifar10", 16, True), 8, 20, limit=1e-4
     ),
     "choi-step": Case(
-        "choi2019_mnist, training step, batch 100", _model("choi2019_mnist", 100, True), 1.5, 3, limit=1e-4
+        "choi2019_mnist, training step, batch 100", model_work("choi2019_mnist", 100, True), 1.5, 3, limit=1e-4
     ),
-    "sabour-1": Case("sabour2017_mnist, inference, batch 1", _model("sabour2017_mnist", 1, False), 1.5, 2),
-    "sabour-128": Case("sabour2017_mnist, inference, batch 128", _model("sabour2017_mnist", 128, False), 1.5, 2),
-    "tsai-1": Case("tsai2020_cifar10, inference, batch 1", _model("tsai2020_cifar10", 1, False), 5, 15),
-    "tsai-64": Case("tsai2020_cifar10, inference, batch 64", _model("tsai2020_cifar10", 64, False), 5, 15),
+    "sabour-1": Case("sabour2017_mnist, inference, batch 1", model_work("sabour2017_mnist", 1, False), 1.5, 2),
+    "sabour-128": Case("sabour2017_mnist, inference, batch 128", model_work("sabour2017_mnist", 128, False), 1.5, 2),
+    "tsai-1": Case("tsai2020_cifar10, inference, batch 1", model_work("tsai2020_cifar10", 1, False), 5, 15),
+    "tsai-64": Case("tsai2020_cifar10, inference, batch 64", model_work("tsai2020_cifar10", 64, False), 5, 15),
     "small": Case("Dynamic(3), 16x8 to 10x16, batch 1, against the plain path", _small, 1 / 1.2, 1),
 }

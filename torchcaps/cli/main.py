@@ -19,6 +19,7 @@ usage: torchcaps COMMAND ...
   predict    the class of image files, with what the network makes of them
   list       the models, with paper, data, parameters and routing
   show       one model's layers, what they cost, and the memory that training it takes
+  bench      how fast layers and models are, beside the usual way to write them and beside their arithmetic
   data       the data sets: which there are, fetch one, check its files, draw a page of it
 
 'torchcaps COMMAND --help' says more, 'torchcaps train MODEL --help' what can be changed in a model. For example:
@@ -34,6 +35,7 @@ TRAIN_HELP = Path(__file__).with_name("train_help.txt")  # written by tools/help
 
 # Where each command lives: torch is loaded by those that need it.
 COMMANDS = {
+    "bench": ("torchcaps.cli.bench", "bench_command"),
     "data": ("torchcaps.cli.data", "data_command"),
     "evaluate": ("torchcaps.cli.evaluate", "evaluate_command"),
     "list": ("torchcaps.cli.models", "list_command"),

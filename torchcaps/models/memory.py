@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["TrainingMemory", "estimate_memory", "streaming_layers"]
 
 
-# What the kernels take for themselves, and holes that the model of the heap does not see; votes that torch streams leave
+# What the kernels take for themselves, and holes that the model of the heap does not see; votes streamed by torch leave
 # more of those. `python -m benchmarks.training_memory` measures what they lead to.
 SPARE, SPARE_STREAMED = 1.15, 1.3
 

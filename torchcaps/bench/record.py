@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+__all__ = ["write_record", "write_whole"]
+
 
 def write_whole(path: Path, text: str) -> None:
     """Write a file whole or not at all."""
@@ -28,7 +30,8 @@ def write_record(path: Path, module: str, rows: list[dict[str, Any]]) -> None:
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
     }
-    command = " ".join([f"python -m {module}", *sys.argv[1:]])
+    words = sys.argv[1:]
+    command = " ".join(["torchcaps", *words] if module.startswith("torchcaps") else [f"python -m {module}", *words])
     when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     record = {"command": command, "seed": 0, "when": when, "machine": machine, "rows": rows}
     write_whole(path, json.dumps(record, indent=2) + "\n")
