@@ -37,7 +37,7 @@ def matmul_rate(repeat: int = 5) -> float:
 def compare(case: Case) -> tuple[dict[str, Work], float]:
     """Set up both ways; return them, and the largest relative RMS difference between their results and gradients."""
     works = {"ours": case.make(False), "usual": case.make(True)}
-    found = [getattr(work, "first", work.run)() for work in works.values()]
+    found = [(work.compared or work.run)() for work in works.values()]
     # A gradient that is zero but for rounding, such as that of a bias before a batch norm, has no size of its own.
     largest = max(_size(tensor) for tensor in found[1])
     sizes = [_size(b) if _size(b) > TINY * largest else largest for b in found[1]]
