@@ -154,7 +154,9 @@ def _as_images(pose: Tensor, plan: Plan) -> Tensor:
 
     Channels last in memory, as capsules are: nothing is copied where a pose has one row.
     """
-    return _channels_first(plan.wiring.pad(pose).unflatten(-1, (plan.rows, -1)).transpose(3, 4).flatten(-2))
+    padded = plan.wiring.pad(pose).unflatten(-1, (plan.rows, -1))  # [B, H, W, N, A, X]
+    rows = padded.permute(0, 4, 1, 2, 3, 5).contiguous()  # in one copy, or in none
+    return rows.flatten(4).flatten(0, 1).permute(0, 3, 1, 2)
 
 
 def _from_images(images: Tensor, plan: Plan) -> Tensor:
@@ -164,7 +166,7 @@ def _from_images(images: Tensor, plan: Plan) -> Tensor:
 
 def _channels_first(tensor: Tensor) -> Tensor:
     """Read ``[B, H, W, A, C]`` as images, ``[B * A, C, H, W]``."""
-    return tensor.permute(0, 3, 1, 2, 4).flatten(0, 1).permute(0, 3, 1, 2)
+    return tensor.permute(0, 3, 1, 2, 4).contiguous().flatten(0, 1).permute(0, 3, 1, 2)
 
 
 def _channels_last(images: Tensor, rows: int) -> Tensor:
