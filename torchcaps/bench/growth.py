@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.bench.measure import threads
+from torchcaps.data.errors import extra
 from torchcaps.nn import ConvCapsules, DenseCapsules
 from torchcaps.nn.layers import CapsuleLayer
 from torchcaps.routing import Dynamic, InvertedAttention
@@ -57,11 +58,8 @@ def measure_growth(repeat: int = 3) -> list[dict[str, Any]]:
 
 def draw_growth(rows: list[dict[str, Any]], out: Path) -> None:
     """Draw time over batch and over iterations, with what growing in proportion would be."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = extra("matplotlib.figure", "drawing").Figure(figsize=(9, 3.6), layout="constrained")
+    extra("matplotlib.backends.backend_agg", "drawing").FigureCanvasAgg(figure)
     for axes, axis in zip(figure.subplots(1, 2), ("batch", "iterations"), strict=True):
         for name, colour in COLOURS.items():
             points = [(r["value"], r["seconds"]) for r in rows if r["axis"] == axis and r["layer"] == name]
@@ -77,6 +75,7 @@ def draw_growth(rows: list[dict[str, Any]], out: Path) -> None:
         axes.set_xlabel("images in a batch (3 iterations)" if axis == "batch" else "iterations (32 images)")
         axes.set_ylabel("forward and backward, ms of CPU")
         axes.spines[["top", "right"]].set_visible(False)
+    figure.axes[1].plot([], [], color="#555555", linestyle=":", linewidth=1, label="in proportion to the batch")
     figure.axes[1].legend(frameon=False, fontsize=8)
     out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(out, dpi=150)

@@ -34,6 +34,9 @@ def run_safely(words: list[str], devices: int, run: Callable[[], Any]) -> None:
         _leave("stopped at once; what was saved before stays", 130, first)
     if first:
         _summary(result)
+    if n_processes() > 1:  # see Engine.close
+        sys.stdout.flush()
+        os._exit(0)
 
 
 def _leave(message: str, code: int, speak: bool) -> NoReturn:

@@ -155,7 +155,9 @@ class CapsuleLayer(nn.Module, ABC):
         """Return whether this layer would stream votes of that size in all, of so many images times places."""
         if self.streamed != "auto":
             return bool(self.streamed)
-        return vote_bytes > (KERNEL_BYTES if lanes >= KERNEL_LANES and self.has_kernel() else STORED_BYTES)
+        if not KERNEL_BYTES < vote_bytes <= STORED_BYTES:
+            return vote_bytes > STORED_BYTES
+        return lanes >= KERNEL_LANES and self.has_kernel()  # asked last: the answer may take a compiler
 
     def has_kernel(self) -> bool:
         """Return whether the compiled kernel can reduce this layer's votes."""

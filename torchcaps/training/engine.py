@@ -16,6 +16,7 @@ from torchcaps.training.spec import RunSpec
 
 __all__ = ["Engine", "n_processes", "process_rank", "together"]
 
+ENDED: list["Engine"] = []  # see Engine.close
 PATIENCE = datetime.timedelta(minutes=30)  # for a process that lives but does not answer; a dead one is noticed at once
 
 
@@ -44,6 +45,8 @@ class Engine:
         local = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if self.world > 1 else 1
         strategy: Any = "auto"
         if self.world > 1:
+            # Of a convolution of one channel, whose gradient may have either of two layouts: nothing that anybody could mend.
+            warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
             strategy = fabric.strategies.DDPStrategy(timeout=PATIENCE)
         threads = spec.threads or max(1, _n_cores() // local)
         with _quietly(), _available(spec.accelerator):
@@ -67,7 +70,8 @@ class Engine:
     def setup(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Any]:
         """Return the model and the optimiser as the engine wants them."""
         with _quietly():
-            return self.fabric.setup(model, optimizer)
+            self._set_up = self.fabric.setup(model, optimizer)
+        return self._set_up
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Return the sum of a tensor over all processes, where it was."""
@@ -108,9 +112,13 @@ class Engine:
         self.most(0)
 
     def close(self) -> None:
-        """Leave the group of processes."""
-        if self.world > 1 and torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()
+        """Leave the others be: all of them have come to the end.
+
+        The group of processes is kept until this one ends, which the command does without tidying up. Torch would wait
+        for a thread of the group while it holds the interpreter's lock, which that thread may wait for.
+        """
+        if self.world > 1:
+            ENDED.append(self)
 
 
 def _lost_peer(error: BaseException) -> bool:
