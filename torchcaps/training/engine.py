@@ -45,7 +45,7 @@ class Engine:
         local = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if self.world > 1 else 1
         strategy: Any = "auto"
         if self.world > 1:
-            # Of a convolution of one channel, whose gradient may have either of two layouts: nothing that anybody could mend.
+            # Of a convolution of one channel, whose gradient may have either of two layouts: nothing to be mended.
             warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
             strategy = fabric.strategies.DDPStrategy(timeout=PATIENCE)
         threads = spec.threads or max(1, _n_cores() // local)
