@@ -6,7 +6,7 @@ HINT = name one, as in 'make $(or $(MAKECMDGOALS),setup) PYTHON=python3.12'
 .PHONY: help setup test demo layers lint format bench bench-rest lock clean
 
 help:
-	@echo "make demo    set up, then train a small CapsNet on real digits: 'torchcaps train', two minutes on two cores"
+	@echo "make demo    set up, then train a small CapsNet on real digits: 'torchcaps train', about a minute on two cores"
 	@echo "make layers  set up, then hold one layer of each routing against its paper's loops"
 	@echo "make test    set up, then the whole test suite (under six minutes on two cores)"
 	@echo "make lint    ruff, ruff format, pyright"

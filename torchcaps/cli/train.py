@@ -30,7 +30,7 @@ BOUNDS = {"--resume", "--epochs", "--steps", "--minutes", "--patience", "--help"
 BELOW = {"--data.": "--data-options.", "--test-data.": "--test-data-options."}
 SHORT = {"--optimizer": "--optimizer.kind", "--loss": "--loss.scores"}
 DESCRIPTION = (
-    "Train a model: by default a small CapsNet on real digits, in about two minutes. All that is not said is as the "
+    "Train a model: by default a small CapsNet on real digits, in about a minute. All that is not said is as the "
     "model's paper has it. Ctrl-C saves and stops; --resume RUN goes on, exactly. Everything can stand in a YAML file "
     "as well, --config FILE, and each run writes one. Examples: torchcaps train; "
     "torchcaps train sabour2017_mnist --epochs 10 --validate 0.1; "

@@ -163,10 +163,13 @@ class _Job:
                 setattr(self.own, name, tensor.data_ptr())
 
     def _chunk(self, lanes: int) -> int:
-        """Return how many lanes to take at a time: a multiple of what a register holds, no more than there are."""
+        """Return how many lanes to take at a time: a multiple of what a register holds, and alike for all chunks, since
+        the last one takes as long as the others.
+        """
         fitting = PANEL_BYTES // (self.own.parents * self.dim * (REGISTER_BYTES // self.n_lanes))
-        most = min(MOST_LANES, fitting, lanes + self.n_lanes - 1)
-        return max(1, most // self.n_lanes) * self.n_lanes
+        most = max(1, min(MOST_LANES, fitting) // self.n_lanes) * self.n_lanes
+        n_chunks = -(-lanes // most)
+        return -(-lanes // (n_chunks * self.n_lanes)) * self.n_lanes
 
     def forward(self) -> None:
         """Run forward, each thread some of the lanes."""
