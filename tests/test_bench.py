@@ -111,6 +111,7 @@ def test_few_images_are_convolved_by_a_product(monkeypatch: pytest.MonkeyPatch) 
     with torch.no_grad():
         assert layer._few_images(images)
         assert not layer._few_images(torch.randn(FEW_IMAGES + 1, 64, 20, 20))
+        assert not Convolution(64, 256, 9, padding=2)._few_images(images)
         assert not Convolution(4, 4, 3)._few_images(torch.randn(1, 4, 9, 9))
 
 

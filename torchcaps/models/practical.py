@@ -8,7 +8,7 @@ from torchcaps.models.tsai2020 import Tsai2020
 
 __all__: list[str] = []
 
-# CapsNet with a quarter of the channels and of the types: trains in two minutes on two cores.
+# CapsNet with a quarter of the channels and of the types: trains in about a minute on two cores.
 register(
     "capsnet_small",
     Sabour2017(width=64, types=8, hidden=(256, 512)),

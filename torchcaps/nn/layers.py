@@ -18,9 +18,10 @@ from torchcaps.votes.plan import assumed_batch
 __all__ = ["CapsuleLayer", "ConvCapsules", "DenseCapsules"]
 
 # What streamed="auto" goes by, measured: votes up to this size are stored, since torch reduces them as fast as that.
-# The compiled kernel is faster far earlier, but for fewer lanes (images times places) than half of those in a register.
+# The compiled kernel is faster far earlier, but for fewer lanes (images times places) than a register has.
 STORED_BYTES = 32 * 2**20
-KERNEL_BYTES, KERNEL_LANES, KERNEL_COLUMNS = 2**19, 8, 256  # columns: of what a slot reads
+# The work is that for one row of one vote, X * Y: products with larger matrices are torch's trade.
+KERNEL_BYTES, KERNEL_LANES, KERNEL_WORK = 2**19, 16, 256
 
 Init = float | Callable[[Tensor], object] | None
 
@@ -165,7 +166,7 @@ class CapsuleLayer(nn.Module, ABC):
         return (
             not torch.compiler.is_compiling()  # a graph is for any machine
             and weight.dim() == 4
-            and weight.shape[1] <= KERNEL_COLUMNS
+            and weight.shape[1] * weight.shape[3] <= KERNEL_WORK
             and weight.device.type in ("cpu", "meta")  # of which estimates are made for the CPU
             and native.available(weight.dtype)
         )

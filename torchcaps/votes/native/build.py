@@ -10,6 +10,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -19,6 +21,7 @@ __all__ = ["CompilerError", "library"]
 SOURCE = Path(__file__).with_name("passes.cpp")
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fno-math-errno", "-fPIC", "-shared")
 REALS = {torch.float32: "float", torch.float64: "double"}
+FORGOTTEN = 24 * 3600  # seconds after which a compiler that failed is tried again
 PATIENCE = 300  # seconds for a compiler
 SWITCH = "TORCHCAPS_KERNEL"  # "0": never
 
@@ -37,6 +40,9 @@ def library(dtype: torch.dtype = torch.float32) -> ctypes.CDLL | None:
     name = f"passes-{REALS[dtype]}-{_key(compiler, flags)}.so"
     for folder in _folders():
         with contextlib.suppress(OSError):
+            if time.time() - (_ours(folder) / f"{name}.failed").stat().st_mtime < FORGOTTEN:
+                return None
+        with contextlib.suppress(OSError):
             return ctypes.CDLL(str(_ours(folder) / name))
     if compiler is None:
         return None
@@ -45,17 +51,25 @@ def library(dtype: torch.dtype = torch.float32) -> ctypes.CDLL | None:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             return ctypes.CDLL(str(_compiled([compiler, *flags], _ours(folder) / name)))
         except CompilerError as error:
-            print(f"torchcaps: it can't be compiled, so the slower way is taken: {error}", file=sys.stderr, flush=True)
+            print(
+                f"torchcaps: the kernel can't be compiled, so a slower way is taken: {error}",
+                file=sys.stderr,
+                flush=True,
+            )
+            with contextlib.suppress(OSError):
+                (folder / f"{name}.failed").touch()
             return None
         except OSError:  # a folder that can't be written: the next one
             continue
     return None
 
 
-def _folders() -> list[Path]:
-    """Where a library may be kept: the user's cache, or, where that can't be written, a place for this user alone."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torchcaps"
-    return [cache, Path(tempfile.gettempdir()) / f"torchcaps-{os.getuid() if hasattr(os, 'getuid') else 'user'}"]
+def _folders() -> Iterator[Path]:
+    """Give where a library may be kept: the user's cache, or, where that can't be, a place for this user alone."""
+    with contextlib.suppress(RuntimeError):  # nobody's home
+        yield Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torchcaps"
+    with contextlib.suppress(OSError):  # no place for temporary files
+        yield Path(tempfile.gettempdir()) / f"torchcaps-{os.getuid() if hasattr(os, 'getuid') else 'user'}"
 
 
 def _ours(folder: Path) -> Path:
@@ -86,14 +100,17 @@ def _compiled(command: list[str], path: Path) -> Path:
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".making-") as own:
         print("torchcaps: compiling a kernel for this machine, once: some seconds", file=sys.stderr, flush=True)
         made = Path(own) / path.name
+        words = [*command, "-o", str(made), str(SOURCE)]
         try:
-            done = subprocess.run(
-                [*command, "-o", str(made), str(SOURCE)], capture_output=True, text=True, timeout=PATIENCE
-            )
+            done = subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=PATIENCE)
         except subprocess.TimeoutExpired as error:
             raise CompilerError(f"{command[0]} does not end") from error
+        except OSError as error:
+            raise CompilerError(f"{command[0]} can't be run: {error.strerror}") from error
         if done.returncode:
             reason = next((line for line in done.stderr.splitlines() if "error" in line), "it does not say why")
             raise CompilerError(f"{command[0]}: {reason}")
+        with made.open("rb+") as file:
+            os.fsync(file.fileno())
         os.replace(made, path)
     return path

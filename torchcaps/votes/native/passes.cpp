@@ -33,8 +33,8 @@ typedef Vector<float>::Type Floats;
 typedef Vector<double>::Type Doubles;
 
 inline Floats exp_of(Floats x) {  // Cephes' expf: 2^n times a polynomial, 1 unit in the last place or two
-  x = x < -87.0f ? x - x - 87.0f : x;
-  const Floats magic = x - x + 12582912.0f;
+  const Floats low = Floats{} - 87.0f, magic = Floats{} + 12582912.0f;
+  x = x < low ? low : x;
   const Floats n = (x * 1.44269504088896341f + magic) - magic;
   const Floats r = x - n * 0.693359375f + n * 2.12194440e-4f;
   Floats p = r * 1.9875691500e-4f + 1.3981999507e-3f;
@@ -76,7 +76,7 @@ extern "C" {
 
 enum Kind : int64_t { SUM, DOT, SQSUM, SQDIST, ATTEND };
 
-// What torchcaps/votes/native.py fills in, in this order.
+// What torchcaps/votes/native/passes.py fills in, in this order.
 struct Pass {
   int64_t kind, leak, through;          // leak: a competitor with no parent; through: whether couplings have a gradient
   int64_t lanes, slots, types, cells;   // lanes: images times places
@@ -169,6 +169,7 @@ class Runner {
   // Once for a chunk: where each lane's window lies, and the parents' panels.
   void enter(int64_t end) {
     used = std::min(p.chunk, end - start);
+    outside = false;
     const int64_t n_sites = p.sites[0] * p.sites[1];
     for (int64_t cell = 0; cell < p.cells; ++cell)
       for (int64_t lane = 0; lane < used; ++lane) {
@@ -176,6 +177,7 @@ class Runner {
         const int64_t row = site / p.sites[1] * p.stride[0] - p.before[0] + cell / p.kernel[1];
         const int64_t column = site % p.sites[1] * p.stride[1] - p.before[1] + cell % p.kernel[1];
         const bool inside = row >= 0 && row < p.grid[0] && column >= 0 && column < p.grid[1];
+        outside |= !inside;
         places[cell * p.chunk + lane] =
             inside ? image * p.steps[0] + row * p.steps[1] + column * p.steps[2] : int64_t(-1);
       }
@@ -554,7 +556,7 @@ class Runner {
   void read() {
     T* panel = reinterpret_cast<T*>(u[k]);
     const T* pose = static_cast<const T*>(p.pose);
-    if (used < p.chunk || any_padding()) std::memset(static_cast<void*>(u[k]), 0, sizeof(V) * A * X * nb);
+    if (used < p.chunk || outside) std::memset(static_cast<void*>(u[k]), 0, sizeof(V) * A * X * nb);
     each_read([&](int64_t place, int64_t row, int64_t lane) { panel[row * p.chunk + lane] = pose[place]; });
   }
 
@@ -564,8 +566,6 @@ class Runner {
     T* pose = static_cast<T*>(p.of_pose);
     each_read([&](int64_t place, int64_t row, int64_t lane) { pose[place] += panel[row * p.chunk + lane]; });
   }
-
-  bool any_padding() const { return p.grid[0] * p.grid[1] > 1; }
 
   template <class F>
   inline void each_read(F function) const {
@@ -613,6 +613,7 @@ class Runner {
   const Pass& p;
   const int64_t A, X, J, Y, D, nb;  // nb: vectors of lanes in a chunk
   int64_t start = 0, used = 0;      // the chunk's first lane, and how many it has
+  bool outside = false;             // whether any of its windows reaches beyond the grid
   int64_t slot = 0, n = 0;          // the block's first slot, and how many it has
   int64_t k = 0, parent = 0;        // the slot of the block and the parent that are at work
   std::vector<int64_t> places;

@@ -18,6 +18,7 @@ KINDS: tuple[type[Reduction], ...] = (Sum, Dot, SqSum, SqDist, Attend)  # in the
 REGISTER_BYTES = 64
 MOST_LANES = 256
 PANEL_BYTES = 2**17  # what a chunk of lanes takes for one number of every parent: a part of the second-level cache
+MOST_WORK = 2**13  # multiply-adds for one row of one vote of a slot, X * Y: with more, torch's products are faster
 WORTH_A_THREAD = 2**21  # multiply-adds, at least, for a thread of their own
 
 _Int, _Pair, _Four, _Pointer = ctypes.c_int64, ctypes.c_int64 * 2, ctypes.c_int64 * 4, ctypes.c_void_p
@@ -49,8 +50,9 @@ def can_take(
     tensors = [tensor for tensor in (pose, weight, bias, *arguments) if tensor is not None]
     return (
         _kind(reduction) is not None
-        and all(_is_plain(tensor, pose.dtype) for tensor in tensors)
+        and all(_is_plain(tensor, pose) for tensor in tensors)
         and weight.dim() == 4
+        and weight.shape[1] * weight.shape[3] <= MOST_WORK
         and (bias is None or math.prod(bias.shape[:-3]) == math.prod(plan.wiring.sites[: bias.dim() - 3]) == 1)
         and pose.numel() > 0
         and not torch.compiler.is_compiling()
@@ -58,12 +60,13 @@ def can_take(
     )
 
 
-def _is_plain(tensor: Tensor, dtype: torch.dtype) -> bool:
+def _is_plain(tensor: Tensor, like: Tensor) -> bool:
     """Return whether there are numbers in memory behind a tensor: none of torch's stand-ins."""
     return (
         type(tensor) in (Tensor, torch.nn.Parameter)
         and tensor.device.type in ("cpu", "meta")
-        and tensor.dtype is dtype
+        and (tensor.device, tensor.dtype, tensor.layout) == (like.device, like.dtype, torch.strided)
+        and not tensor.is_neg()
         and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # type: ignore[attr-defined]
     )
 
