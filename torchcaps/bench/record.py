@@ -1,26 +1,17 @@
 """Results on disk: whole or not at all, with the command, the time and the machine."""
 
 import json
-import os
 import platform
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
-__all__ = ["write_record", "write_whole"]
+from torchcaps.data.scratch import into_place, scratch
 
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-        file.write(text)
-    os.chmod(file.name, 0o644)
-    os.replace(file.name, path)
+__all__ = ["write_record"]
 
 
 def write_record(path: Path, module: str, rows: list[dict[str, Any]]) -> None:
@@ -34,5 +25,7 @@ def write_record(path: Path, module: str, rows: list[dict[str, Any]]) -> None:
     command = " ".join(["torchcaps", *words] if module.startswith("torchcaps") else [f"python -m {module}", *words])
     when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     record = {"command": command, "seed": 0, "when": when, "machine": machine, "rows": rows}
-    write_whole(path, json.dumps(record, indent=2) + "\n")
+    with scratch(path.parent, sweep=False) as own:
+        (own / path.name).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        into_place(own / path.name, path)
     print(f"recorded in {path}")
