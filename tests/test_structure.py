@@ -24,7 +24,8 @@ MODULES = sorted(m.name for m in pkgutil.walk_packages([str(PACKAGE)], "torchcap
 LAYERS = [
     {"torchcaps.__main__"},
     {"torchcaps.cli"},
-    {"torchcaps.training", "torchcaps.bench"},
+    {"torchcaps.papers"},
+    {"torchcaps.training", "torchcaps.analysis", "torchcaps.bench"},
     {"torchcaps"},
     {"torchcaps.models"},
     {"torchcaps.nn", "torchcaps.losses", "torchcaps.metrics", "torchcaps.data"},

@@ -1,12 +1,14 @@
 """What is measured: of predictions as sets of classes, and of capsules at work."""
 
+import math
+
 import torch
 from torch import Tensor
 
 from torchcaps.capsules import refuse_nan
 from torchcaps.labels import as_multi_hot
 
-__all__ = ["coupling_entropy", "dead_capsules", "exact_set_match", "top_k_set_match"]
+__all__ = ["coupling_entropy", "dead_capsules", "exact_set_match", "top_k_set_match", "wilson_interval"]
 
 
 def top_k_set_match(scores: Tensor, labels: Tensor, k: int | None = None) -> Tensor:
@@ -92,3 +94,18 @@ def _label_sets(scores: Tensor, labels: Tensor) -> Tensor:
     if len(hot) != len(scores):
         raise ValueError(f"labels must be one for each of the {len(scores)} images, got {len(hot)}")
     return hot
+
+
+def wilson_interval(n_right: int, n: int) -> tuple[float, float]:
+    """Return the 95 % interval of a share by Wilson's formula, which holds near 0 and 1 too.
+
+    >>> low, high = wilson_interval(984, 1000)
+    >>> round(low, 4), round(high, 4)
+    (0.9742, 0.9901)
+    """
+    if n == 0:
+        return 0.0, 1.0
+    z, share = 1.959964, n_right / n
+    middle = (share + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    return max(0.0, middle - half), min(1.0, middle + half)

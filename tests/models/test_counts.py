@@ -102,6 +102,7 @@ COUNTS = [
     Count("chen2019_cnn_cifar10", {}, "9.6M", 9_737_226, "no"),
     Count("chen2019_cnn_mnist", {}, "35.4M", 35_445_522),
     Count("chen2019_cnn_mnist", {"preset": "official"}, "35.4M", 13_277_970, "no"),
+    Count("chen2019_lenet", {}, "", 431_080, ""),
     Count("chen2019_multi_cifar10", {}, "716K", 750_816, "no"),
     # Yang 2021: the weights; the coefficients are buffers
     Count("yang2021_mnist", {}, "", 8_215_568, ""),

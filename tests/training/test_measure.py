@@ -9,9 +9,9 @@ from PIL import Image
 import torchcaps
 from tests.training.test_loop import small
 from torchcaps.data import Loader, create_dataset
-from torchcaps.metrics import exact_set_match, top_k_set_match
+from torchcaps.metrics import exact_set_match, top_k_set_match, wilson_interval
 from torchcaps.training import train
-from torchcaps.training.measure import Tally, evaluate, interval
+from torchcaps.training.measure import Tally, evaluate
 
 
 def test_wilsons_interval_holds_at_the_ends() -> None:
@@ -22,10 +22,10 @@ def test_wilsons_interval_holds_at_the_ends() -> None:
         (0, 20, 0, 0.1611),
         (1, 29, 0.0061, 0.1718),
     ):
-        found = interval(right, n)
+        found = wilson_interval(right, n)
         assert found == pytest.approx((low, high), abs=1e-4)
-    assert interval(20, 20)[1] == 1
-    assert interval(0, 0) == (0, 1)
+    assert wilson_interval(20, 20)[1] == 1
+    assert wilson_interval(0, 0) == (0, 1)
 
 
 def test_one_object_is_counted_by_class_and_by_mistake() -> None:

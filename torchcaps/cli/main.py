@@ -17,9 +17,12 @@ usage: torchcaps COMMAND ...
   train      a model on a data set, or on a folder of your own images; by default a small one on real digits
   evaluate   one run, or several together, on its test images or on others
   predict    the class of image files, with what the network makes of them
+  analyze    what a trained network knows: perturbation, reconstruction, affine, attack, ... as a figure
   list       the models, with paper, data, parameters and routing
   show       one model's layers, what they cost, and the memory that training it takes
   bench      how fast layers and models are, beside the usual way to write them and beside their arithmetic
+  reproduce  a table or figure of one of the five papers, beside what was published
+  report     all tables and figures that were run, as one page
   data       the data sets: which there are, fetch one, check its files, draw a page of it
 
 'torchcaps COMMAND --help' says more, 'torchcaps train MODEL --help' what can be changed in a model. For example:
@@ -28,6 +31,8 @@ usage: torchcaps COMMAND ...
   torchcaps train sabour2017_mnist --minutes 30
   torchcaps train ./my_images
   torchcaps predict runs/capsnet_small-digits-1 photo.png
+  torchcaps analyze runs/capsnet_small-digits-1 perturbation --out fig.png
+  torchcaps reproduce sabour2017 table1 --scale cpu
   torchcaps data sample multimnist --source digits --out grid.png
 """
 
@@ -35,11 +40,14 @@ TRAIN_HELP = Path(__file__).with_name("train_help.txt")  # written by tools/help
 
 # Where each command lives: torch is loaded by those that need it.
 COMMANDS = {
+    "analyze": ("torchcaps.cli.analyze", "analyze_command"),
     "bench": ("torchcaps.cli.bench", "bench_command"),
     "data": ("torchcaps.cli.data", "data_command"),
     "evaluate": ("torchcaps.cli.evaluate", "evaluate_command"),
     "list": ("torchcaps.cli.models", "list_command"),
     "predict": ("torchcaps.cli.predict", "predict_command"),
+    "report": ("torchcaps.cli.reproduce", "report_command"),
+    "reproduce": ("torchcaps.cli.reproduce", "reproduce_command"),
     "show": ("torchcaps.cli.models", "show_command"),
     "train": ("torchcaps.cli.train", "train_command"),
 }

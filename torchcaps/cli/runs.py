@@ -12,7 +12,7 @@ from torchcaps.training.engine import n_processes, process_rank
 from torchcaps.training.errors import RunError, RunStopped
 from torchcaps.training.launch import follow_parent, supervise
 
-__all__ = ["run_safely", "share"]
+__all__ = ["leave_safely", "run_safely", "share"]
 
 
 def run_safely(words: list[str], devices: int, run: Callable[[], Any]) -> None:
@@ -37,6 +37,21 @@ def run_safely(words: list[str], devices: int, run: Callable[[], Any]) -> None:
     if n_processes() > 1:  # see Engine.close
         sys.stdout.flush()
         os._exit(0)
+
+
+def leave_safely(work: Callable[[], object]) -> None:
+    """Work in this process; end in one sentence, and with the code that fits it, where that does not come to its end."""
+    warnings.showwarning = lambda message, *_: print(f"torchcaps: {message}", file=sys.stderr)
+    try:
+        work()
+    except RunStopped as stopped:
+        _leave(f"{stopped}; or the same command again", 128 + stopped.signal, True)
+    except RunError as error:
+        _leave(str(error), 1, True)
+    except (ValueError, TypeError, DataError) as error:
+        _leave(str(error), 2, True)
+    except KeyboardInterrupt:
+        _leave("stopped at once; what was saved before stays: the same command goes on", 130, True)
 
 
 def _leave(message: str, code: int, speak: bool) -> NoReturn:

@@ -7,7 +7,16 @@ torch.Size([2, 3])
 """
 
 from torchcaps.models import practical  # noqa: F401  (it names models)
-from torchcaps.models.baselines import ChenCNN, ChenFlatCNN, FlatCNN, PooledCNN, ResNet18, TsaiCNN, TsaiDiverseCNN
+from torchcaps.models.baselines import (
+    ChenCNN,
+    ChenFlatCNN,
+    FlatCNN,
+    LeNet,
+    PooledCNN,
+    ResNet18,
+    TsaiCNN,
+    TsaiDiverseCNN,
+)
 from torchcaps.models.chen2019 import Chen2019, Chen2019Dynamic, Chen2019Multi
 from torchcaps.models.choi2019 import Choi2019
 from torchcaps.models.hinton2018 import Hinton2018
@@ -32,6 +41,7 @@ __all__ = [
     "ConvNetwork",
     "FlatCNN",
     "Hinton2018",
+    "LeNet",
     "LossChoice",
     "ModelSpec",
     "Network",

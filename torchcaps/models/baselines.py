@@ -14,7 +14,7 @@ from torchcaps.models.schedules import Exponential, Inverse
 from torchcaps.models.spec import Image, ModelSpec
 from torchcaps.models.tsai2020 import tsai_recipe
 
-__all__ = ["ChenCNN", "ChenFlatCNN", "FlatCNN", "PooledCNN", "ResNet18", "TsaiCNN", "TsaiDiverseCNN"]
+__all__ = ["ChenCNN", "ChenFlatCNN", "FlatCNN", "LeNet", "PooledCNN", "ResNet18", "TsaiCNN", "TsaiDiverseCNN"]
 
 SABOUR = Recipe(
     LossChoice("cross_entropy"), OptimizerChoice("adam", 1e-3), Exponential(0.96, 2000, floor=1e-3), steps=300_000
@@ -270,6 +270,40 @@ class ChenCNN(ModelSpec):
         return Recipe(LossChoice("cross_entropy"), optimizer, schedule, batch_size=100, steps=10_000)
 
 
+@dataclass(frozen=True, kw_only=True)
+class LeNet(ModelSpec):
+    """LeNet as Caffe's MNIST example has it: the net that Chen 2019 takes the gradients of its black-box attack from.
+
+    5x5 with 20 channels, maximum over 2x2; 5x5 with 50, the same; fully-connected 500, ReLU, the classes: 431,080
+    parameters. The convolutions are not padded and have no ReLU behind them.
+    """
+
+    presets = ("paper",)
+
+    image: Image = (1, 28, 28)
+    width: int = 20
+    channels: int = 50
+    features: int = 500
+
+    def network(self) -> ConvNetwork:
+        """Build the layers."""
+        layers = Layers(self.image)
+        for number, channels in enumerate((self.width, self.channels), start=1):
+            layers.conv(f"conv{number}", channels, 5)
+            layers.max_pool(2)
+        layers.flatten()
+        layers.linear("fc1", self.features)
+        layers.relu()
+        layers.linear("classes", self.classes)
+        model = ConvNetwork(self, layers)
+        init.each_layer(model, init.caffe_xavier)
+        return model
+
+    def recipe(self) -> Recipe:
+        """As the nets that it attacks; the paper does not say."""
+        return ChenFlatCNN().recipe()
+
+
 register("sabour2017_cnn_mnist", FlatCNN(), "35.4M", data="mnist", augmentation="sabour2017.mnist")
 register(
     "sabour2017_cnn_multimnist",
@@ -294,4 +328,5 @@ for _data, _classes, _cnn, _resnet in (("cifar10", 10, "18.92M", "11.17M"), ("ci
 register("tsai2020_diverse_cnn", TsaiDiverseCNN(), data="diverse-multimnist")
 register("tsai2020_diverse_cnn_fc", TsaiDiverseCNN(pool=False), "42.49M", data="diverse-multimnist")
 register("chen2019_cnn_mnist", ChenFlatCNN(), "35.4M", data="mnist", augmentation="chen2019.mnist")
+register("chen2019_lenet", LeNet(), data="mnist", augmentation="chen2019.mnist")
 register("chen2019_cnn_cifar10", ChenCNN(), "9.6M", data="cifar10", augmentation="chen2019.cifar10")

@@ -5,13 +5,14 @@
 0.003
 """
 
-from torchcaps.training.errors import CheckpointError, RunError, RunStopped
+from torchcaps.training.errors import CheckpointError, Diverged, RunError, RunStopped
 from torchcaps.training.loading import Trained, load_run
 from torchcaps.training.run import Result, resume, train
 from torchcaps.training.spec import RunSpec
 
 __all__ = [
     "CheckpointError",
+    "Diverged",
     "Result",
     "RunError",
     "RunSpec",

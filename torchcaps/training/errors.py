@@ -4,11 +4,15 @@ import importlib
 from types import ModuleType
 from typing import Any
 
-__all__ = ["CheckpointError", "RunError", "RunStopped", "extra"]
+__all__ = ["CheckpointError", "Diverged", "RunError", "RunStopped", "extra"]
 
 
 class RunError(RuntimeError):
     """A run can't go on; what it had reached is kept."""
+
+
+class Diverged(RunError):
+    """A run has come to values that are no numbers, or to coefficients without bounds: what was chosen does not train."""
 
 
 class CheckpointError(ValueError):

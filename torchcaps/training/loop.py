@@ -28,7 +28,7 @@ from torchcaps.training.checkpoint import (
 )
 from torchcaps.training.display import Display
 from torchcaps.training.engine import Engine, together
-from torchcaps.training.errors import CheckpointError, RunError, RunStopped
+from torchcaps.training.errors import CheckpointError, Diverged, RunError, RunStopped
 from torchcaps.training.folder import RunFolder
 from torchcaps.training.measure import Measures, Tally, evaluate, loss_of
 from torchcaps.training.nonfinite import first_nonfinite
@@ -77,8 +77,6 @@ class Training:
         self.record: Record | None = None
         self.request = Request()  # is heard while it is entered
 
-    # Beginning and end -------------------------------------------------------------------------------------
-
     def resume(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint."""
         refuse_foreign(checkpoint, self.spec.plain())
@@ -124,14 +122,16 @@ class Training:
 
     def _over(self) -> bool:
         """Return whether the run has reached one of its bounds, and take note of which."""
-        state, patience = self.state, self.spec.patience
+        state, spec = self.state, self.spec
         if state.step >= self.total:
             planned = state.plan and state.step >= state.plan
             state.ended = "its time is up" if planned else f"its {'steps' if self.recipe.steps else 'epochs'} are done"
-        elif self.spec.minutes is not None and self.engine.most(self._seconds()) >= 60 * self.spec.minutes:
+        elif spec.minutes is not None and self.engine.most(self._seconds()) >= 60 * spec.minutes:
             state.ended = "its time is up"
-        elif patience is not None and state.waited >= patience:
+        elif spec.patience is not None and state.waited >= spec.patience:
             state.ended = f"{state.waited} looks without a better result on the images held out"
+        elif spec.until is not None and state.best.accuracy >= spec.until:
+            state.ended = f"{100 * spec.until:g} % of the images held out are right"
         return bool(state.ended)
 
     def _look_is_due(self) -> bool:
@@ -204,7 +204,7 @@ class Training:
                 self.network, batch.images, batch.labels, n_images, lambda slope: self.engine.sum(slope * weight)
             )
         except RoutingDivergence as error:
-            raise RunError(f"step {self.state.step + 1:,}: {error}. {self._kept()}") from error
+            raise Diverged(f"step {self.state.step + 1:,}: {error}. {self._kept()}") from error
 
     def _explain(self, batch: Batch, chance: int, error: Exception | None) -> None:
         """Say where a value that is no number arose, and stop; return where there is none."""
@@ -212,7 +212,7 @@ class Training:
         where = first_nonfinite(self.network, self.loss, batch, self.state.step, chance)
         if where or error is None:
             where = where or "the loss or the gradient of another process"
-            raise RunError(
+            raise Diverged(
                 f"step {self.state.step + 1:,}: the first value that is no finite number arose in {where}. "
                 f"{self._kept()} A lower --optimizer.rate or --clip 1 may help"
             ) from error
@@ -341,8 +341,6 @@ class Training:
         else:
             state.waited += 1
 
-    # Saving ------------------------------------------------------------------------------------------------
-
     def _save(self) -> None:
         """Write where the run stands; all processes come here together."""
         self._refuse_nonfinite()
@@ -362,7 +360,7 @@ class Training:
         """Stop where weights are no numbers: they must not take the place of good ones."""
         for name, tensor in self.network.state_dict().items():
             if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-                raise RunError(
+                raise Diverged(
                     f"step {self.state.step:,}: the first value that is no finite number arose in the weights {name}, "
                     f"when the optimiser changed them. {self._kept()} A lower --optimizer.rate may help"
                 )

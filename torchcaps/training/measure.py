@@ -9,36 +9,11 @@ from torch import Tensor, nn
 
 from torchcaps.data import Batch, Loader
 from torchcaps.labels import as_multi_hot, split_labels
-from torchcaps.metrics import exact_set_match, top_k_set_match
+from torchcaps.metrics import wilson_interval
 from torchcaps.models import Network, Output
+from torchcaps.models.judging import is_right
 
-__all__ = ["Measures", "Tally", "evaluate", "interval", "is_right"]
-
-
-def interval(n_right: int, n: int) -> tuple[float, float]:
-    """Return the 95 % interval of a share by Wilson's formula, which holds near 0 and 1 too.
-
-    >>> low, high = interval(984, 1000)
-    >>> round(low, 4), round(high, 4)
-    (0.9742, 0.9901)
-    """
-    if n == 0:
-        return 0.0, 1.0
-    z, share = 1.959964, n_right / n
-    middle = (share + z * z / (2 * n)) / (1 + z * z / n)
-    half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    return max(0.0, middle - half), min(1.0, middle + half)
-
-
-def is_right(model: Network, scores: Tensor, labels: Tensor) -> Tensor:
-    """Return for each image whether it was recognised, as its paper counts: ``[B]``, truth values.
-
-    One object: the largest score. Two: the two largest, in any order. Any number: those over a half are exactly those
-    that are there.
-    """
-    if model.n_objects is None:
-        return exact_set_match(scores.sigmoid() if model.recipe.loss.scores == "binary" else scores, labels)
-    return top_k_set_match(scores, split_labels(labels, scores.shape[1], model.n_objects)[1], model.n_objects)
+__all__ = ["Measures", "Tally", "evaluate"]
 
 
 @dataclass(frozen=True)
@@ -68,7 +43,7 @@ class Measures:
     @property
     def interval(self) -> tuple[float, float]:
         """What the share may be on other such images, with 95 % confidence."""
-        return interval(self.n_right, self.n)
+        return wilson_interval(self.n_right, self.n)
 
 
 class Reducer(Protocol):

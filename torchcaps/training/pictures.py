@@ -14,8 +14,9 @@ from torchcaps.data import Batch, DataError, Dataset, Loader
 from torchcaps.data.drawing import as_rgb, save_figure, two_colours
 from torchcaps.data.scratch import scratch
 from torchcaps.models import CapsuleNetwork, Network
+from torchcaps.models.judging import is_right
 from torchcaps.training.errors import extra
-from torchcaps.training.measure import Measures, is_right
+from torchcaps.training.measure import Measures
 from torchcaps.training.predict import Prediction
 from torchcaps.training.setting import some_of
 

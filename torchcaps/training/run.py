@@ -61,13 +61,21 @@ class Result:
         return self.tests.get(self.chosen)
 
 
-def train(spec: RunSpec, out: str | os.PathLike[str] | None = None, chosen: frozenset[str] = frozenset()) -> Result:
+def train(
+    spec: RunSpec,
+    out: str | os.PathLike[str] | None = None,
+    chosen: frozenset[str] = frozenset(),
+    display: Display | None = None,
+    pictures: bool = True,
+) -> Result:
     """Train a model.
 
     Args:
         spec: what was chosen.
         out: the folder of the run; by default a new one below ``runs``.
         chosen: fields of the model that are not to follow the data.
+        display: what shows the run; by default a bar on a terminal, and lines elsewhere.
+        pictures: draw its curves, reconstructions and confusions when it is over.
     """
     if out is not None and process_rank() == 0:
         RunFolder.new(out, "").release()  # says what is wrong with it before anything is loaded
@@ -76,7 +84,7 @@ def train(spec: RunSpec, out: str | os.PathLike[str] | None = None, chosen: froz
     network = make_network(spec)
     check_objects(network, images)
     _check(spec, network, images)
-    display = Display(process_rank() == 0)
+    display = display or Display(process_rank() == 0)
     _announce(spec, network, images, display, out)
     engine = Engine(spec)
     own = RunFolder.new(out, f"{_short(spec.model)}-{_short(spec.how.data)}") if engine.first else None
@@ -88,15 +96,21 @@ def train(spec: RunSpec, out: str | os.PathLike[str] | None = None, chosen: froz
             folder.hold()
             folder.write_config(spec)
         display.say(f"in {folder.path}")
-        return _finished(Training(spec, folder, engine, images, network, display))
+        return _finished(Training(spec, folder, engine, images, network, display), pictures)
 
 
-def resume(path: str | os.PathLike[str], change: Callable[[RunSpec], RunSpec] = lambda spec: spec) -> Result:
+def resume(
+    path: str | os.PathLike[str],
+    change: Callable[[RunSpec], RunSpec] = lambda spec: spec,
+    display: Display | None = None,
+    pictures: bool = True,
+) -> Result:
     """Go on with a run from its newest checkpoint that is whole.
 
     Args:
         path: the folder of the run.
         change: returns the run with other bounds.
+        display, pictures: as for `train`.
     """
     with RunFolder.existing(path) as folder:
         if process_rank() == 0:
@@ -111,7 +125,7 @@ def resume(path: str | os.PathLike[str], change: Callable[[RunSpec], RunSpec] = 
         network = make_network(spec)
         check_objects(network, images)
         _check(spec, network, images)
-        engine, display = Engine(spec), Display(process_rank() == 0)
+        engine, display = Engine(spec), display or Display(process_rank() == 0)
         training = Training(spec, folder, engine, images, network, display)
         for problem in problems:
             display.say(f"{problem}; going on from the one before it")
@@ -143,7 +157,7 @@ def resume(path: str | os.PathLike[str], change: Callable[[RunSpec], RunSpec] = 
         state = training.state
         epochs = state.epoch + state.number / training.per_epoch
         display.say(f"going on with {folder.path} at step {state.step:,}, epoch {epochs:.2f}")
-        return _finished(training)
+        return _finished(training, pictures)
 
 
 def _short(data: str) -> str:
@@ -162,8 +176,9 @@ def _check(spec: RunSpec, network: Network, images: Images) -> None:
     if images.held_out is None:
         if recipe.weights == "best":
             raise ValueError("weights 'best' needs images to choose by: hold some out with --validate 0.1")
-        if spec.patience is not None:
-            raise ValueError("--patience needs images to judge by: hold some out with --validate 0.1")
+        for flag, value in (("--patience", spec.patience), ("--until", spec.until)):
+            if value is not None:
+                raise ValueError(f"{flag} needs images to judge by: hold some out with --validate 0.1")
     if recipe.batch_size < n_processes():
         raise ValueError(
             f"--batch-size must be at least the number of processes, {n_processes()}, got {recipe.batch_size}"
@@ -226,7 +241,7 @@ def _free_memory() -> int | None:
         return None
 
 
-def _finished(training: Training) -> Result:
+def _finished(training: Training, pictures: bool) -> Result:
     """Train to the end, test, and write the report."""
     folder, engine = training.folder, training.engine
     try:
@@ -238,7 +253,8 @@ def _finished(training: Training) -> Result:
         result = Result(folder.path, state.ended, epochs, state.step, state.seconds, chosen, tests)
         if engine.first:
             folder.write_text(folder.results, json.dumps(_report(training, result), indent=2) + "\n")
-            _draw(training, result)
+            if pictures:
+                _draw(training, result)
         engine.wait()
     finally:
         if training.record is not None:

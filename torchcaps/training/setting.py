@@ -55,6 +55,8 @@ def open_images(spec: RunSpec) -> Images:
     """Open the data of a run, and hold out what a checkpoint is chosen by."""
     recipe = spec.how
     train = _open(recipe.data, "train", spec.data_dir, spec.data_options)
+    if spec.train_images is not None:
+        train = some_of(train, spec.train_images)
     own = _own_splits(recipe.data, spec)
     held_out = None
     if recipe.validate:

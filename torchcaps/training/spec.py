@@ -32,6 +32,7 @@ class RunSpec:
             the whole batch.
         precision: of the numbers, in Lightning's words: ``"bf16-mixed"`` computes in bfloat16 and keeps weights whole.
         patience: stop after so many looks at the images held out without a better result.
+        until: stop when so large a share of the images held out is right, as Sabour 2017, section 5.2, does.
         decay: of the average of the weights, each step.
         seed: of the weights, the order of images, augmentation and dropout.
         deterministic: refuse operations that may differ from one time to the next on the same machine.
@@ -42,6 +43,7 @@ class RunSpec:
         evaluate_every: epochs between two looks at the images held out (without any: at the test images).
         evaluate_steps: steps between two looks; by default 10,000 where an epoch has more, as those of images that are
             made when asked for may.
+        train_images: how many images are learnt from at most, always the same ones, spread over the whole set.
         test_images: how many images are tested with at most, always the same ones; by default all of them, and 10,000
             of more than 500,000.
         checkpoint_minutes: between two checkpoints inside an epoch; there is one at the end of each.
@@ -63,6 +65,7 @@ class RunSpec:
     accumulate: int = 1
     precision: Precision = "32-true"
     patience: int | None = None
+    until: float | None = None
     decay: float = 0.999
     seed: int = 0
     deterministic: bool = False
@@ -72,6 +75,7 @@ class RunSpec:
     devices: int = 1
     evaluate_every: int = 1
     evaluate_steps: int | None = None
+    train_images: int | None = None
     test_images: int | None = None
     checkpoint_minutes: float = 5.0
     checkpoint_steps: int | None = None
@@ -85,11 +89,12 @@ class RunSpec:
         check_fields(self)
         for name in ("accumulate", "devices", "evaluate_every", "patience", "threads", "checkpoint_steps"):
             check_range(self, name, 1)
-        for name in ("evaluate_steps", "test_images"):
+        for name in ("evaluate_steps", "train_images", "test_images"):
             check_range(self, name, 1)
         for name in ("minutes", "clip", "checkpoint_minutes"):
             check_range(self, name, 0, strict=True)
         check_range(self, "workers", 0)
+        check_range(self, "until", 0, 1, strict=True)
         check_range(self, "seed", -(2**63), 2**63 - 1)
         check_range(self, "decay", 0, 1)
 

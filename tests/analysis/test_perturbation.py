@@ -1,0 +1,137 @@
+"""Each dimension of a capsule moved and decoded."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.models.narrow import batch, narrow
+from tests.tolerances import EXACT, SAME, largest_difference, relative_rms
+from torchcaps.analysis.perturbation import AMOUNTS, Perturbation, draw_perturbation, first_labels, perturb
+from torchcaps.capsules import Capsules
+
+
+class Readout(nn.Module):
+    """A decoder that draws a labelled capsule's numbers as the first pixels."""
+
+    def __init__(self, image: tuple[int, int, int]) -> None:
+        super().__init__()
+        self.image = image
+
+    def forward(self, capsules: Capsules, labels: Tensor) -> Tensor:
+        pose = capsules.pose[torch.arange(len(labels)), labels]
+        n_pixels = self.image[0] * self.image[1] * self.image[2]
+        return F.pad(pose, (0, n_pixels - pose.shape[-1])).unflatten(-1, self.image)
+
+
+def read_out(name: str) -> Any:
+    model: Any = narrow(name).double()
+    model.decoder = Readout(model.spec.image)
+    return model
+
+
+def test_one_dimension_of_the_labelled_capsule_moves_by_the_amount() -> None:
+    model = read_out("sabour2017_mnist")
+    images, labels, _ = batch(model, 3)
+    images = images.double()
+    found = perturb(model, images, labels, batch_size=2)
+    model.eval()
+    pose = model(images).capsules.pose[torch.arange(3), labels]  # [B, D]
+    amounts = torch.tensor(AMOUNTS, dtype=torch.float64)
+    moved = pose[:, None, None, :] + amounts[:, None] * torch.eye(16, dtype=torch.float64)[:, None, :]
+    assert found.decoded.shape == (3, 16, 11, 1, 28, 28)
+    assert largest_difference(found.decoded.flatten(3)[..., :16], moved.detach()) < EXACT
+    assert not found.decoded.flatten(3)[..., 16:].any()
+    assert largest_difference(found.unperturbed.flatten(1)[:, :16], pose.detach()) < EXACT
+
+
+def test_amounts_are_those_of_figure_4() -> None:
+    assert AMOUNTS == (-0.25, -0.2, -0.15, -0.1, -0.05, 0.0, 0.05, 0.1, 0.15, 0.2, 0.25)
+
+
+def test_other_capsules_are_masked() -> None:
+    model: Any = narrow("sabour2017_mnist").eval()
+    images, labels, _ = batch(model, 2)
+    found = perturb(model, images, labels, amounts=(0.3,), dims=(4,))
+    pose = model(images).capsules.pose.detach()
+    masked = torch.zeros_like(pose)
+    for n, label in enumerate(labels.tolist()):
+        masked[n, label] = pose[n, label]
+        masked[n, label, 4] += 0.3
+    expected = model.decoder.layers(masked.flatten(1)).unflatten(1, (1, 28, 28))
+    assert found.dims.tolist() == [4]
+    assert relative_rms(found.decoded[:, 0, 0], expected) < SAME[torch.float32]
+
+
+def test_no_move_is_the_decode_as_it_stands() -> None:
+    model: Any = narrow("capsnet_small")
+    found = perturb(model, batch(model, 2)[0])
+    for d in range(found.decoded.shape[1]):
+        assert relative_rms(found.decoded[:, d, 5], found.unperturbed) < SAME[torch.float32]
+
+
+def test_normalised_lengths_are_moved_by_the_root_of_the_pose_size_more() -> None:
+    model: Any = narrow("choi2019_mnist")
+    images = batch(model, 1)[0]
+    assert relative_rms(perturb(model, images).amounts, 8**0.5 * torch.tensor(AMOUNTS)) < SAME[torch.float32]
+    assert perturb(model, images, amounts=(0.5, 1.0)).amounts.tolist() == [0.5, 1.0]
+
+
+def test_without_labels_the_predicted_capsule_moves() -> None:
+    model: Any = narrow("sabour2017_mnist").eval()
+    images = batch(model, 4)[0]
+    assert perturb(model, images, dims=(0,)).labels.tolist() == model(images).scores.argmax(-1).tolist()
+
+
+def test_of_several_objects_the_first_label_counts() -> None:
+    model: Any = narrow("sabour2017_multimnist")
+    images, labels, _ = batch(model, 3)
+    assert perturb(model, images, labels, dims=(0,)).labels.tolist() == labels[:, 0].tolist()
+    assert first_labels(model, labels[:, 1], 3).tolist() == labels[:, 1].tolist()
+    hot = F.one_hot(labels, 10).amax(1)
+    assert first_labels(model, hot, 3).tolist() == labels.amin(1).tolist()
+
+
+def test_the_model_stays_as_it_was() -> None:
+    model: Any = narrow("sabour2017_mnist").train()
+    perturb(model, batch(model, 1)[0], dims=(0,))
+    assert model.training
+
+
+@pytest.mark.parametrize("name", ["tsai2020_cifar10", "sabour2017_cnn_mnist"])
+def test_a_model_without_a_decoder_is_refused(name: str) -> None:
+    model: Any = narrow(name)
+    with pytest.raises(ValueError, match="perturbation needs"):
+        perturb(model, batch(model, 1)[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"dims": (16,)}, "dims must be"),
+        ({"dims": ()}, "dims must be"),
+        ({"amounts": ()}, "amounts must be"),
+        ({"amounts": (float("nan"),)}, "amounts must be"),
+        ({"labels": torch.tensor([1])}, "labels must be one for each of 2"),
+        ({"labels": torch.tensor([1, 10])}, "labels must lie in 0..9"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(options: dict[str, Any], words: str) -> None:
+    model: Any = narrow("sabour2017_mnist")
+    with pytest.raises(ValueError, match=words):
+        perturb(model, batch(model, 2)[0], **options)
+    with pytest.raises(ValueError, match="images must be one or more"):
+        perturb(model, batch(model, 2)[0][:0])
+
+
+def test_it_is_drawn(tmp_path: Path) -> None:
+    model: Any = narrow("sabour2017_mnist")
+    found = perturb(model, batch(model, 2)[0], amounts=(-1.0, 0.0, 1.0), dims=(0, 3))
+    assert isinstance(found, Perturbation)
+    draw_perturbation(found, tmp_path / "moved.png", "a model", image=1)
+    assert (tmp_path / "moved.png").read_bytes()[:4] == b"\x89PNG"
+    with pytest.raises(ValueError, match="image must lie in"):
+        draw_perturbation(found, tmp_path / "moved.png", image=2)

@@ -1,0 +1,180 @@
+"""``torchcaps reproduce`` and ``torchcaps report``."""
+
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from torchcaps.cli.parser import Parser
+from torchcaps.cli.runs import leave_safely
+from torchcaps.cli.tables import print_table, start_table
+from torchcaps.cli.words import Flags
+from torchcaps.papers.markdown import item_text
+from torchcaps.papers.outputs import write_item
+from torchcaps.papers.parts import Item, Measure, Paper, Run
+from torchcaps.papers.plan import Plan, make_plan, missing_data
+from torchcaps.papers.records import RESULTS, WORK, Store
+from torchcaps.papers.registry import find_item, find_paper, find_rows, list_papers
+from torchcaps.papers.report import write_report
+from torchcaps.papers.scale import SCALES, SEEDS
+from torchcaps.papers.work import Bar, work_through
+
+__all__ = ["report_command", "reproduce_command"]
+
+DESCRIPTION = (
+    "Run a table or figure of a paper, and set what comes out beside what was published. It prints its plan first: "
+    "runs, steps, and the time and memory that they take on this machine, measured from a few steps. Killed at any "
+    "point, the same command goes on where it was. Scales: smoke (seconds, on embedded digits; no number means "
+    "anything), cpu (hours on two cores at most: narrower nets, fewer images and epochs, the same for all rows), full "
+    "(the paper's own setting). Examples: torchcaps reproduce; torchcaps reproduce sabour2017; "
+    "torchcaps reproduce sabour2017 table1 --scale cpu --seeds 3; "
+    "torchcaps reproduce tsai2020 fig4 --rows EM --shard 2/8"
+)
+REPORT = (
+    "Write all tables and figures as one page, from the records that there are: ours beside what was published, and "
+    "'not run' where nothing ran. Example: torchcaps report --scale cpu --out docs/results.md"
+)
+
+
+def reproduce_command(words: list[str]) -> None:
+    """Run a table or figure of a paper."""
+    parser = Parser(prog="torchcaps reproduce", description=DESCRIPTION)
+    parser.add_argument("paper", nargs="?", help="one of " + ", ".join(paper.name for paper in list_papers()))
+    parser.add_argument("item", nargs="?", help="its table or figure, or all; without one they are listed")
+    parser.add_argument("--scale", default="smoke", help="smoke, cpu or full")
+    parser.add_argument("--seeds", type=int | None, help="how many (default: 1 at smoke, 2 at cpu, 3 at full)")
+    parser.add_argument("--rows", nargs="+", default=[], help="only these: numbers from 1, or words of their labels")
+    parser.add_argument("--shard", default="1/1", help="the second of eight machines or processes: 2/8")
+    parser.add_argument("--plan", action="store_true", help="print the plan and leave")
+    parser.add_argument("--threads", type=int | None, help="of the CPU (default: as many as there are cores)")
+    parser.add_argument("--data-dir", type=str | None, help="the data folder (default: TORCHCAPS_DATA)")
+    parser.add_argument("--results", default=str(RESULTS), help="where records, tables and figures go")
+    parser.add_argument("--work", default=str(WORK), help="where runs are trained, with their checkpoints")
+    words, _ = Flags(parser.flags, switches={"--plan"}, who="reproduce").read(parser, words)
+    options = parser.parse_args(words)
+    if options.paper is None:
+        _list_papers()
+        return
+    if options.item is None:
+        _list_items(find_paper(options.paper))
+        return
+    paper = find_paper(options.paper)
+    items = list(paper.items) if options.item == "all" else [find_item(options.paper, options.item)[1]]
+    _check(parser, options)
+    if options.rows and len(items) > 1:
+        parser.error("--rows needs one table or figure: 'all' has many")
+    store = Store(options.scale, options.results, options.work)
+    leave_safely(lambda: _reproduce(paper, items, store, options))
+
+
+def _check(parser: Parser, options: Any) -> None:
+    if options.scale not in SCALES:
+        parser.error(f"--scale must be smoke, cpu or full, got {options.scale!r}")
+    for name in ("seeds", "threads"):
+        if options[name] is not None and options[name] < 1:
+            parser.error(f"--{name} must be 1 or more, got {options[name]}")
+    if options.seeds is None:
+        options.seeds = SEEDS[options.scale]
+    found = re.fullmatch(r"(\d+)/(\d+)", options.shard)
+    if found is None or not 1 <= int(found[1]) <= int(found[2]):
+        parser.error(f"--shard must be WHICH/OF, such as 2/8, got {options.shard!r}")
+    options.shard = (int(found[1]), int(found[2]))
+
+
+def _reproduce(paper: Paper, items: list[Item], store: Store, options: Any) -> None:
+    own = {"threads": options.threads, "data_dir": _absolute(options.data_dir)}
+    own = {name: value for name, value in own.items() if value is not None}
+    for item in items:
+        rows = find_rows(item, options.rows)
+        print(f"{paper.name}, {item.title}, at the scale {store.scale}: {item.about}")
+        plan = make_plan(item, store, options.seeds, rows, options.shard, timed=store.scale != "smoke", **own)
+        _show_plan(plan, item, store, options)
+        if options.plan:
+            continue
+        bar = Bar(plan, sys.stdout.isatty(), lambda line: print(line, flush=True))
+        for problem in work_through(plan, store, bar, **own):
+            print(f"torchcaps: {problem}", file=sys.stderr)
+        for path in write_item(paper, item, store):
+            print(f"written: {path}")
+        print("\n" + item_text(paper, item, store, heading=False))
+
+
+def _absolute(path: str | None) -> str | None:
+    return None if path is None else os.path.abspath(os.path.expanduser(path))
+
+
+def _show_plan(plan: Plan, item: Item, store: Store, options: Any) -> None:
+    todo = plan.open
+    runs = [task for task in todo if isinstance(task.job.source, Run)]
+    measures = [task for task in todo if isinstance(task.job.source, Measure)]
+    done = sum(task.state == "done" for task in plan.tasks)
+    words = [f"{len(runs)} runs with {sum(task.steps for task in runs):,} steps", f"{len(measures)} measurements"]
+    words += [f"{done} done already"] if done else []
+    words += (
+        [f"{sum(task.state == 'elsewhere' for task in plan.tasks)} of other shards"] if options.shard[1] > 1 else []
+    )
+    print("plan: " + ", ".join(words))
+    if plan.seconds:
+        memory = max((task.memory for task in todo), default=0)
+        print(f"on this machine about {_duration(plan.seconds)}, and {memory / 2**20:,.0f} MiB of memory")
+    missing = plan.missing()
+    if not missing:
+        return
+    without = [row.label for row in item.rows if not _lacking(row.cells.values(), store, options)]
+    names = ", ".join(missing)
+    get = "; ".join(f"torchcaps data get {name}" for name in missing)
+    able = f"rows that can run without it: {'; '.join(without)}" if without else "no row can run without it"
+    message = f"{names} is not here: get it by '{get}'; {able}"
+    if not todo and not done:
+        raise ValueError(message)
+    print(f"torchcaps: {message}", file=sys.stderr)
+
+
+def _lacking(cells: Any, store: Store, options: Any) -> bool:
+    """Return whether any number of a row needs data that is not here."""
+    return any(missing_data(cell.source, store, options.data_dir) for cell in cells if cell.source is not None)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} seconds"
+    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
+
+
+def _list_papers() -> None:
+    table = start_table("paper", "items", "citation")
+    for paper in list_papers():
+        table.add_row(paper.name, ", ".join(item.name for item in paper.items), paper.citation)
+    print_table(table)
+    print("For one of them: torchcaps reproduce sabour2017; to run: torchcaps reproduce sabour2017 table1 --scale cpu")
+
+
+def _list_items(paper: Paper) -> None:
+    print(f"{paper.citation}\n\nClaimed: {paper.claimed}\nCost: {paper.cost}\nAt the scale cpu: {paper.scale}\n")
+    table = start_table("item", "in the paper", "what it shows", "rows", right=("rows",))
+    for item in paper.items:
+        table.add_row(item.name, item.title, item.about, str(len(item.rows)))
+    print_table(table)
+    print("Where we differ:")
+    for deviation in paper.deviations:
+        print(f"- {deviation}")
+    print(f"\nRun one: torchcaps reproduce {paper.name} {paper.items[0].name} --scale cpu")
+
+
+def report_command(words: list[str]) -> None:
+    """Write all tables and figures as one page."""
+    parser = Parser(prog="torchcaps report", description=REPORT)
+    parser.add_argument("--scale", default="cpu", help="smoke, cpu or full")
+    parser.add_argument("--out", default="docs/results.md", help="the page")
+    parser.add_argument("--results", default=str(RESULTS), help="where the records are")
+    words, _ = Flags(parser.flags, who="report").read(parser, words)
+    options = parser.parse_args(words)
+    if options.scale not in SCALES:
+        parser.error(f"--scale must be smoke, cpu or full, got {options.scale!r}")
+    out = Path(options.out).expanduser()
+    if not out.resolve().parent.is_dir():
+        parser.error(f"{options.out} can't be written: there is no folder {out.parent}")
+    store = Store(options.scale, options.results)
+    leave_safely(lambda: print(f"written: {write_report(store, out, shlex.join(['torchcaps', *sys.argv[1:]]))}"))

@@ -1,0 +1,1 @@
+"""Measurements of the papers: analyses on trained networks, and what they cost, each as numbers for a record."""

@@ -1,0 +1,124 @@
+"""What things cost: seconds of a step, memory by iterations, parameters layer by layer."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchcaps.analysis.style import COLOURS, MARKERS, new_figure, save, tidy
+from torchcaps.models import create_model
+from torchcaps.models.memory import estimate_memory
+from torchcaps.papers.context import Context
+from torchcaps.papers.parts import Measure
+from torchcaps.papers.plan import timed_step
+from torchcaps.papers.scale import NARROW
+from torchcaps.papers.summary import Results
+from torchcaps.routing import EM, Dynamic, InvertedAttention, Quadratic
+
+__all__ = ["draw_iteration_cost", "epoch_seconds", "iteration_cost", "layer_counts", "routing_seconds"]
+
+
+def _interleaved(steps: dict[str, Callable[[], object]], repeat: int, tick: Callable[[], object]) -> dict[str, float]:
+    """Return the least seconds of each, taken in turns: machines are noisy, and noise only adds."""
+    least = dict.fromkeys(steps, float("inf"))
+    for _ in range(1 + repeat):
+        for name, step in steps.items():
+            start = time.perf_counter()
+            step()
+            least[name] = min(least[name], time.perf_counter() - start)
+            tick()
+    return least
+
+
+def _narrowed(context: Context, name: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a model, at the scale ``smoke`` those of a narrow one."""
+    from torchcaps.models.registry import REGISTRY
+
+    return {**fields, **(NARROW[type(REGISTRY[name].spec)] if context.scale == "smoke" else {})}
+
+
+def epoch_seconds(
+    context: Context, nets: dict[str, str], images: int = 60_000, batch: int = 100, repeat: int = 3
+) -> dict[str, Any]:
+    """Measure what an epoch takes, by the least of a few training steps in turns: the paper's nets, whole."""
+    models = {label: create_model(name, **_narrowed(context, name, {})) for label, name in nets.items()}
+    steps = {label: timed_step(model, batch) for label, model in models.items()}
+    least = _interleaved(steps, repeat, context.tick)
+    return {label: seconds * images / batch for label, seconds in least.items()} | {
+        "ratio": least[list(nets)[-1]] / least[next(iter(nets))],
+        "threads": torch.get_num_threads(),
+    }
+
+
+def routing_seconds(
+    context: Context, model: str, batch: int = 128, repeat: int = 3, reconstruction: bool = True
+) -> dict[str, Any]:
+    """Measure a training step with dynamic routing and with the quadratic program, its step of ascent included.
+
+    The network is the paper's own, and again its class layer alone: there is the difference.
+    """
+    routings = {"dynamic": Dynamic(3), "l2": Quadratic("l2", initial=0.1), "l1": Quadratic("l1", initial=0.1)}
+    fields = _narrowed(context, model, {"reconstruction": reconstruction})
+    models = {label: create_model(model, **fields, routing=routing) for label, routing in routings.items()}
+    steps = {label: timed_step(net, batch) for label, net in models.items()}
+    least = _interleaved(steps, repeat, context.tick)
+    found: dict[str, Any] = {label: 100 * seconds for label, seconds in least.items()}
+    for label in ("l2", "l1"):
+        found[f"{label}_saved"] = 100 * (1 - least[label] / least["dynamic"])
+    return found | {"threads": torch.get_num_threads()}
+
+
+def iteration_cost(
+    context: Context, nets: dict[str, str], iterations: int = 5, batch: int = 128, repeat: int = 2
+) -> dict[str, Any]:
+    """Measure inference, and estimate the memory of training, of nets by their routing iterations."""
+    kinds = {"dynamic": Dynamic, "em": EM, "inverted": InvertedAttention}
+    found: dict[str, Any] = {"iterations": iterations}
+    for label, name in nets.items():
+        steps = {}
+        for count in range(1, iterations + 1):
+            model = create_model(name, **_narrowed(context, name, {}), routing=kinds[label](count)).eval()
+            images = torch.rand(batch, *model.spec.image, generator=torch.Generator().manual_seed(0))
+            steps[count] = lambda model=model, images=images: _inferred(model, images)
+            found[f"{label} memory {count}"] = estimate_memory(model, batch).total / 2**20
+        for count, seconds in _interleaved(steps, repeat, context.tick).items():  # type: ignore[arg-type]
+            found[f"{label} seconds {count}"] = 1_000 * seconds
+    return found
+
+
+@torch.no_grad()
+def _inferred(model: Any, images: torch.Tensor) -> None:
+    model(images)
+
+
+def draw_iteration_cost(measure: Measure, results: Results, out: Path) -> None:
+    """Draw both by iterations."""
+    record = results.first(measure)
+    assert record is not None
+    found = record["found"]
+    counts = range(1, int(found["iterations"]) + 1)
+    figure = new_figure(8, 3.4)
+    panels = figure.subplots(1, 2)
+    words = {"dynamic": "dynamic", "em": "EM", "inverted": "inverted attention"}
+    for axes, kind, unit in zip(panels, ("seconds", "memory"), ("milliseconds", "MiB"), strict=True):
+        for number, (label, name) in enumerate(words.items()):
+            values = [found[f"{label} {kind} {count}"] for count in counts]
+            axes.plot(counts, values, color=COLOURS[number], marker=MARKERS[number], label=name)
+        tidy(axes, "inference, one batch" if kind == "seconds" else "memory to train", "routing iterations", unit)
+        axes.set_yscale("log")
+        axes.set_xticks(list(counts))
+    panels[0].legend(frameon=False, fontsize=8)
+    figure.suptitle(results.item.title, fontsize=11)
+    save(figure, out)
+
+
+def layer_counts(context: Context, model: str, layers: dict[str, str]) -> dict[str, Any]:
+    """Count the parameters of a network's layers, by the names that a paper gives them."""
+    with torch.device("meta"):
+        counts = {name: p.numel() for name, p in create_model(model).named_parameters()}
+    return {
+        label: sum(count for name, count in counts.items() if name.startswith(prefix))
+        for label, prefix in layers.items()
+    } | {"total": sum(counts.values())}

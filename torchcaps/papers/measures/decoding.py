@@ -1,0 +1,170 @@
+"""What capsules decode to: reconstructions, perturbations, segmentations, and a decoder that is not their own."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchcaps.analysis.perturbation import Perturbation, draw_perturbation, perturb
+from torchcaps.analysis.reconstruction import Reconstructions, draw_reconstructions, reconstruct
+from torchcaps.analysis.segmentation import Segmentation, draw_segmentation, segment
+from torchcaps.analysis.style import new_figure, save, show_image
+from torchcaps.papers.context import Context, first_of_each
+from torchcaps.papers.held import flat, revived
+from torchcaps.papers.parts import Measure
+from torchcaps.papers.summary import Results
+from torchcaps.training import Trained
+
+__all__ = [
+    "draw_foreign",
+    "draw_measured_perturbation",
+    "draw_measured_reconstructions",
+    "draw_measured_segmentation",
+    "foreign_decoder",
+    "perturbations",
+    "reconstructions",
+    "segmentations",
+]
+
+
+def reconstructions(context: Context, net: Trained, images: int = 10_000, shown: int = 10) -> dict[str, Any]:
+    """Decode test images by label and by prediction: all for the errors, a few right and wrong ones to look at."""
+    batch = context.test_batch(net, images)
+    found = reconstruct(net.model, batch.images, batch.labels, batch.targets, progress=context.tick)  # type: ignore[arg-type]
+    right, wrong = found.right.nonzero()[:, 0], (~found.right).nonzero()[:, 0]
+    surest = found.confidence[wrong].argsort(descending=True)
+    chosen = torch.cat([right[first_of_each(batch.labels[right], 1)][:shown], wrong[surest][:shown]])
+    few = reconstruct(net.model, batch.images[chosen], batch.labels[chosen], batch.targets[chosen])  # type: ignore[arg-type]
+    pixels = batch.targets[0].numel()
+    return {
+        "n": len(batch.labels),
+        "wrong": len(wrong),
+        "squared_error": float(found.error_by_label.mean()),
+        "squared_error_per_pixel": float(found.error_by_label.mean()) / pixels,
+        "squared_error_of_wrong_by_prediction": float(found.error_by_prediction[wrong].mean()) if len(wrong) else None,
+        "squared_error_of_wrong_by_label": float(found.error_by_label[wrong].mean()) if len(wrong) else None,
+        **flat(few, "shown_"),
+    }
+
+
+def draw_measured_reconstructions(measure: Measure, results: Results, out: Path) -> None:
+    """Draw the few."""
+    record = results.first(measure)
+    assert record is not None
+    draw_reconstructions(revived(Reconstructions, record["found"], "shown_"), out, results.item.title)
+
+
+def perturbations(context: Context, net: Trained, classes: int = 10) -> dict[str, Any]:
+    """Move every dimension of the label's capsule, for the first test image of some classes."""
+    batch = context.test_batch(net, 1_000)
+    chosen = first_of_each(batch.labels, 1)[:classes]
+    found = perturb(net.model, batch.images[chosen], batch.labels[chosen], progress=context.tick)  # type: ignore[arg-type]
+    change = (found.decoded - found.unperturbed[:, None, None]).square().sum(dim=(-3, -2, -1))  # [B, D, A]
+    ends = change[:, :, [0, -1]].mean(dim=(0, 2))
+    return {
+        **flat(found),
+        "squared_change_by_dimension": ends,
+        "most": float(ends.max()),
+        "least": float(ends.min()),
+        "n": len(chosen),
+    }
+
+
+def draw_measured_perturbation(measure: Measure, results: Results, out: Path, image: int = 4) -> None:
+    """Draw one of the images."""
+    record = results.first(measure)
+    assert record is not None
+    found = revived(Perturbation, record["found"])
+    image = min(image, len(found.labels) - 1)
+    draw_perturbation(found, out, f"{results.item.title}: the digit {int(found.labels[image])}", image)
+
+
+def segmentations(context: Context, net: Trained, images: int = 10_000, shown: int = 8) -> dict[str, Any]:
+    """Tell two overlapping digits apart by their decodes, scored by intersection over union."""
+    batch = context.test_batch(net, images)
+    inputs = (net.model, batch.images, batch.labels, batch.targets)
+    found = segment(*inputs, seed=context.seed, progress=context.tick)  # type: ignore[arg-type]
+    right, wrong = found.right.nonzero()[:shown, 0], (~found.right).nonzero()[:shown, 0]
+    chosen = torch.cat([right, wrong])
+    parts = (part[chosen] for part in (batch.images, batch.labels, batch.targets))
+    few = segment(net.model, *parts, seed=context.seed)  # type: ignore[arg-type]
+    means = {f.removeprefix("mean_"): getattr(found, f) for f in flat(found) if f.startswith("mean_")}
+    return {
+        **{name: 100 * value for name, value in means.items()},
+        "by_label_when_right": 100 * float(found.iou_by_label[found.right].mean()) if len(right) else None,
+        "by_label_when_wrong": 100 * float(found.iou_by_label[~found.right].mean()) if len(wrong) else None,
+        "n": len(found.right),
+        "right": 100 * float(found.right.float().mean()),
+        **flat(few, "shown_"),
+    }
+
+
+def draw_measured_segmentation(measure: Measure, results: Results, out: Path) -> None:
+    """Draw the few, in two colours."""
+    record = results.first(measure)
+    assert record is not None
+    draw_segmentation(revived(Segmentation, record["found"], "shown_"), out, results.item.title)
+
+
+def foreign_decoder(
+    context: Context, own: Trained, net: Trained, images: int = 2_000, shown: int = 8
+) -> dict[str, Any]:
+    """Decode the class capsules of one network by the decoder of another: Yang 2021, figure 2.
+
+    Args:
+        context: where this stands.
+        own: the network whose decoder it is, trained with dynamic routing.
+        net: the network whose capsules are decoded, trained without reconstruction.
+        images: how many test images.
+        shown: how many are kept to look at.
+    """
+    batch = context.test_batch(net, images)
+    with torch.no_grad():
+        theirs, ours = net.model(batch.images), own.model(batch.images)
+    right = (theirs.scores.argmax(1) == batch.labels) & (ours.scores.argmax(1) == batch.labels)
+    chosen = right.nonzero()[:, 0] if bool(right.any()) else torch.arange(len(batch.labels))
+    labels, targets = batch.labels[chosen], batch.targets[chosen]
+    with torch.no_grad():
+        foreign = own.model.decode(_some(theirs.capsules, chosen), labels)  # type: ignore[operator, union-attr]
+        proper = own.model.decode(_some(ours.capsules, chosen), labels)  # type: ignore[operator, union-attr]
+    mean = torch.stack(
+        [targets[labels == c].mean(0) if bool((labels == c).any()) else targets.mean(0) for c in range(10)]
+    )
+    few = first_of_each(labels, 1)[:shown]
+    error = {
+        "own": (proper - targets).square().flatten(1).sum(1).mean(),
+        "foreign": (foreign - targets).square().flatten(1).sum(1).mean(),
+        "class_mean": (mean[labels] - targets).square().flatten(1).sum(1).mean(),
+    }
+    return {
+        **{name: float(value) for name, value in error.items()},
+        "n": len(chosen),
+        "shown_images": targets[few],
+        "shown_own": proper[few],
+        "shown_foreign": foreign[few],
+        "shown_labels": labels[few],
+    }
+
+
+def _some(capsules: Any, chosen: torch.Tensor) -> torch.Tensor:
+    return capsules.pose[chosen]
+
+
+def draw_foreign(measure: Measure, results: Results, out: Path) -> None:
+    """Draw images, what their own decoder makes of them, and what it makes of the other network's capsules."""
+    record = results.first(measure)
+    assert record is not None
+    found = record["found"]
+    rows = {"images": "shown_images", "own capsules": "shown_own", "the other net's capsules": "shown_foreign"}
+    n = len(torch.as_tensor(found["shown_labels"]))
+    figure = new_figure(1.6 + 0.9 * n, 3.4, layout=None)
+    figure.subplots_adjust(left=1.5 / (1.6 + 0.9 * n), right=0.99, top=0.86, bottom=0.02, hspace=0.05, wspace=0.05)
+    grid = figure.subplots(3, n, squeeze=False)
+    for line, (words, name) in zip(grid, rows.items(), strict=True):
+        for axes, image in zip(line, torch.as_tensor(found[name]).float(), strict=True):
+            show_image(axes, image)
+        line[0].text(
+            -0.1, 0.5, words.replace("'s ", "'s\n"), transform=line[0].transAxes, ha="right", va="center", fontsize=9
+        )
+    figure.suptitle(f"{results.item.title}: one decoder, two networks' capsules", fontsize=11)
+    save(figure, out)

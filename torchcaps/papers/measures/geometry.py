@@ -1,0 +1,129 @@
+"""How capsules move when images do, and how far routing has come."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchcaps.analysis.affine import AffineSweep, affine_sweep, draw_affine
+from torchcaps.analysis.alignment import Alignment, align, draw_alignment, draw_cosines
+from torchcaps.analysis.directions import Directions, directions, draw_directions
+from torchcaps.analysis.logits import LogitChange, draw_logit_change, logit_change
+from torchcaps.models import create_model
+from torchcaps.papers.context import Context
+from torchcaps.papers.held import flat, revived
+from torchcaps.papers.parts import Measure
+from torchcaps.papers.summary import Results
+from torchcaps.training import Trained
+
+__all__ = [
+    "alignment",
+    "draw_alignment_table",
+    "draw_capsule_paths",
+    "draw_cosine_histogram",
+    "draw_logits",
+    "draw_two_domains",
+    "logits",
+    "paths",
+    "two_domains",
+]
+
+WAYS = ("Rot+", "x+", "y+", "Rot-", "x-", "y-")  # as the paper's table has them, in the order of the analysis
+
+
+def alignment(context: Context, net: Trained, images: int = 10_000, before_tanh: bool = False) -> dict[str, Any]:
+    """Measure Choi's alignment ratio by class and transformation, and the cosines between opposite directions."""
+    batch = context.test_batch(net, images)
+    found = align(net.model, batch.images, batch.labels, before_tanh=before_tanh, progress=context.tick)  # type: ignore[arg-type]
+    numbers: dict[str, Any] = {}
+    for column, name in enumerate(WAYS):
+        numbers[f"average {name}"] = float(found.averages[column])
+        for digit in range(found.ratios.shape[0]):
+            if int(found.n[digit]):
+                numbers[f"{digit} {name}"] = float(found.ratios[digit, column])
+        numbers[f"random {name}"] = found.reference[0]
+        numbers[f"random as printed {name}"] = found.printed_reference[0]
+    moved = found.cosines[found.moved]
+    numbers |= {
+        "cosine_mean": float(moved.mean()),
+        "cosine_below_minus_half": 100 * float((moved < -0.5).float().mean()),
+        "cosine_above_half": 100 * float((moved > 0.5).float().mean()),
+    }
+    return {**numbers, **flat(found)}
+
+
+def draw_alignment_table(measure: Measure, results: Results, out: Path) -> None:
+    """Draw ratios by digit and transformation."""
+    record = results.first(measure)
+    assert record is not None
+    draw_alignment(revived(Alignment, record["found"]), out, results.item.title)
+
+
+def draw_cosine_histogram(measure: Measure, results: Results, out: Path) -> None:
+    """Draw the histogram of cosines."""
+    record = results.first(measure)
+    assert record is not None
+    draw_cosines(revived(Alignment, record["found"]), out, results.item.title)
+
+
+def paths(context: Context, net: Trained, images: int = 500) -> dict[str, Any]:
+    """Find two images whose capsules show what cosines of -1 and 1 mean."""
+    batch = context.test_batch(net, images)
+    return flat(directions(net.model, batch.images, batch.labels, progress=context.tick))  # type: ignore[arg-type]
+
+
+def draw_capsule_paths(measure: Measure, results: Results, out: Path) -> None:
+    """Draw the paths of those two capsules."""
+    record = results.first(measure)
+    assert record is not None
+    draw_directions(revived(Directions, record["found"]), out, results.item.title)
+
+
+def logits(context: Context, net: Trained, images: int = 1_000, iterations: int = 6) -> dict[str, Any]:
+    """Measure by how much the logits change in every iteration, before training and after it."""
+    batch = context.test_batch(net, images)
+    fresh = create_model(net.spec.model, **net.spec.fields)
+    numbers: dict[str, Any] = {}
+    for stage, model in (("untrained", fresh), ("trained", net.model)):
+        found = logit_change(model, batch.images, iterations, progress=context.tick)
+        for number, (change, coupling) in enumerate(zip(found.change[-1], found.coupling_change[-1], strict=True)):
+            numbers[f"{stage} {number + 1}"] = float(change)
+            numbers[f"{stage} coupling {number + 1}"] = float(coupling)
+        numbers |= flat(found, f"{stage}_")
+    return numbers
+
+
+def draw_logits(measure: Measure, results: Results, out: Path) -> None:
+    """Draw the change by iteration."""
+    record = results.first(measure)
+    assert record is not None
+    stages = {stage: revived(LogitChange, record["found"], f"{stage}_") for stage in ("untrained", "trained")}
+    draw_logit_change(stages, out, results.item.title)
+
+
+def two_domains(
+    context: Context, net: Trained, images: int = 10_000, affine: int = 10_000, sweep: int = 1_000
+) -> dict[str, Any]:
+    """Test a network where it was trained, digits at random places, and on affinely transformed digits."""
+    found: dict[str, Any] = {}
+    for name, data, n in (("expanded", "expanded-mnist", images), ("affine", "affnist", affine)):
+        loader = net.loader(context.dataset(data, n=n))
+        right = n_seen = 0
+        with torch.no_grad():
+            for batch in loader.epoch(0):
+                right += int((net.model(batch.images).scores.argmax(1) == batch.labels).sum())
+                n_seen += len(batch.labels)
+                context.tick()
+        found |= {name: 100 * right / n_seen, f"{name}_images": n_seen}
+    batch = context.batch(net, "expanded-mnist", sweep)
+    swept = affine_sweep(net.model, batch.images, batch.labels, progress=context.tick)
+    return {**found, "steps": net.step, **flat(swept, "sweep_")}
+
+
+def draw_two_domains(measures: dict[str, Measure], results: Results, out: Path) -> None:
+    """Draw accuracy under growing rotations, scales, shears and shifts, of all networks."""
+    records = {name: results.first(measure) for name, measure in measures.items()}
+    swept = {
+        name: revived(AffineSweep, record["found"], "sweep_") for name, record in records.items() if record is not None
+    }
+    draw_affine(swept, out, results.item.title)

@@ -1,0 +1,199 @@
+"""Digits that are not quite those of the training set: attacked ones, and those of a GAN."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchcaps.analysis.attacks import AttackResult, attack, draw_attack
+from torchcaps.analysis.gan import GAN, draw_generated, train_acgan
+from torchcaps.analysis.universal import Universal, draw_universal, train_universal
+from torchcaps.data import ImageSet, Pixels
+from torchcaps.data.scratch import into_place, scratch
+from torchcaps.papers.context import Context
+from torchcaps.papers.held import flat, revived
+from torchcaps.papers.parts import Measure
+from torchcaps.papers.summary import Results
+from torchcaps.training import Trained
+from torchcaps.training.errors import RunError
+
+__all__ = [
+    "black_box",
+    "draw_black_box",
+    "draw_gan_images",
+    "draw_white_box",
+    "gan_errors",
+    "gan_images",
+    "white_box",
+]
+
+
+def _top(net: Trained) -> float:
+    """Return what a white pixel is to a network: 1, or 255/256 where bytes are divided by 256 (Chen 2019)."""
+    (pixels,) = (step for step in net.pipeline.steps(False) if isinstance(step, Pixels))
+    return 255 / pixels.scale
+
+
+def black_box(context: Context, source: Trained, net: Trained, images: int = 10_000, eps: int = 8) -> dict[str, Any]:
+    """Attack a network by images that were made against another: FGSM of ``eps`` levels out of 255."""
+    batch = context.test_batch(net, images)
+    top = _top(net)
+    found = attack(
+        net.model,
+        batch.images,
+        batch.labels,
+        eps=eps / 255 * top,
+        source=source.model,
+        high=top,
+        progress=context.tick,
+    )
+    own = attack(net.model, batch.images, batch.labels, eps=eps / 255 * top, high=top, progress=context.tick)
+    n = len(batch.labels)
+    return {
+        "clean": 100 * found.clean_accuracy,
+        "clean_images": n,
+        "attacked": 100 * found.accuracy,
+        "attacked_images": n,
+        "white_box": 100 * own.accuracy,
+        "white_box_images": n,
+        "most_predicted": 100 * found.top_share,
+        **flat(found),
+    }
+
+
+def draw_black_box(measures: Mapping[str, Measure], results: Results, out: Path) -> None:
+    """Draw accuracies before and after, and what was predicted."""
+    draw_attack(_revived(AttackResult, measures, results), out, results.item.title)
+
+
+def white_box(
+    context: Context,
+    net: Trained,
+    eps: int = 32,
+    iterations: int = 1_000,
+    every: int = 50,
+    learnt: int = 10_000,
+    images: int = 10_000,
+) -> dict[str, Any]:
+    """Train a generator of one perturbation for all images against a network: Chen 2019, supplement 6.2."""
+    own = context.batch(net, net.spec.how.data, learnt, "train", **net.spec.data_options)
+    test = context.test_batch(net, images)
+    top = _top(net)
+    found = train_universal(
+        net.model,
+        own.images,
+        own.labels,
+        test.images,
+        test.labels,
+        eps=eps / 255 * top,
+        iterations=iterations,
+        every=every,
+        seed=context.seed,
+        high=top,
+        progress=context.tick,
+    )
+    n = len(test.labels)
+    return {
+        "clean": 100 * found.clean_accuracy,
+        "clean_images": n,
+        "attacked": 100 * found.accuracy[-1],
+        "attacked_images": n,
+        "noise": 100 * found.random_noise_accuracy,
+        "noise_images": n,
+        **flat(found),
+    }
+
+
+def draw_white_box(measures: Mapping[str, Measure], results: Results, out: Path) -> None:
+    """Draw accuracy over the generator's iterations, and the perturbations."""
+    draw_universal(_revived(Universal, measures, results), out, results.item.title)
+
+
+def _revived(kind: type[Any], measures: Mapping[str, Measure], results: Results) -> dict[str, Any]:
+    records = {name: results.first(measure) for name, measure in measures.items()}
+    return {name: revived(kind, record["found"]) for name, record in records.items() if record is not None}
+
+
+def gan_images(
+    context: Context, images: int = 60_000, epochs: int = 5, per_class: int = 400, width: float = 1.0, shown: int = 8
+) -> dict[str, Any]:
+    """Train an AC-GAN on digits, and keep what it makes after every epoch, as bytes. It goes on from where it was killed:
+    after each epoch it is saved.
+    """
+    dataset = context.dataset("mnist", "train", images)
+    batch = dataset.examples(torch.arange(len(dataset)))
+    saved = context.folder / "gan.pt"
+    kept = _kept(saved)
+    made: dict[str, Tensor] = {} if kept is None else kept["made"]
+
+    def on_epoch(epoch: int, gan: GAN) -> None:
+        digits, _ = gan.generate(per_class, seed=1_000 + context.seed)
+        made[f"epoch{epoch}"] = (255 * digits).round().to(torch.uint8)
+        _keep(saved, {"gan": gan.state_dict(), "made": made})
+
+    train_acgan(
+        batch.images.float() / 255,
+        batch.labels,
+        epochs=epochs,
+        seed=context.seed,
+        batch_size=min(100, len(batch.labels)),
+        width=width,
+        on_epoch=on_epoch,
+        state=None if kept is None else kept["gan"],
+        progress=context.tick,
+    )
+    few = {f"shown{epoch}": made[f"epoch{epoch}"].unflatten(0, (10, -1))[:, :shown] for epoch in range(1, epochs + 1)}
+    return {"n": 10 * per_class, "epochs": epochs, **few}
+
+
+def _kept(path: Path) -> dict[str, Any] | None:
+    """Return what a training that was killed has left; what can't be read is begun again."""
+    if not path.exists():
+        return None
+    try:
+        return torch.load(path, weights_only=True)
+    except (OSError, RuntimeError, ValueError, EOFError):
+        return None
+
+
+def _keep(path: Path, state: dict[str, Any]) -> None:
+    try:
+        with scratch(path.parent) as own:
+            torch.save(state, own / path.name)
+            into_place(own / path.name, path)
+    except OSError as error:
+        raise RunError(f"{path} can't be written: {error.strerror or error}") from error
+
+
+def gan_errors(context: Context, **nets: Trained) -> dict[str, Any]:
+    """Test networks, which have seen real digits only, on what the GAN made after every epoch: the same for all."""
+    gan = context.records["gan"]
+    state = _kept(context.folder.parent / f"chen2019-gan-seed{context.seed}" / "gan.pt")
+    if state is None:
+        raise RunError("the GAN's images are gone from the working folder: remove its record, and it is trained again")
+    found: dict[str, Any] = {}
+    for epoch in range(1, gan["epochs"] + 1):
+        pixels = state["made"][f"epoch{epoch}"]
+        labels = torch.arange(10).repeat_interleave(len(pixels) // 10)
+        for name, net in nets.items():
+            loader = net.loader(ImageSet("gan", "test", pixels, labels, net.classes))
+            with torch.no_grad():
+                wrong = sum(int((net.model(b.images).scores.argmax(1) != b.labels).sum()) for b in loader.epoch(0))
+            found[f"{name} {epoch}"] = 100 * wrong / len(labels)
+            found[f"{name} {epoch}_images"] = len(labels)
+            context.tick()
+    return found
+
+
+def draw_gan_images(measure: Measure, results: Results, out: Path) -> None:
+    """Draw some of what the GAN made after every epoch."""
+    record = results.first(measure)
+    assert record is not None
+    found = record["found"]
+    made = {}
+    for epoch in range(1, int(found["epochs"]) + 1):
+        images = torch.as_tensor(found[f"shown{epoch}"]).float() / 255  # [classes, n, 1, 28, 28]
+        made[f"epoch {epoch}"] = images.flatten(0, 1), torch.arange(len(images)).repeat_interleave(images.shape[1])
+    draw_generated(made, out, results.item.title)

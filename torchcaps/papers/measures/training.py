@@ -1,0 +1,151 @@
+"""What is read off curves and weights: several networks together, the first steps of training, signs of coefficients."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchcaps.analysis.style import COLOURS, MARKERS, new_figure, save, tidy
+from torchcaps.data import Loader
+from torchcaps.models import create_model
+from torchcaps.models.registry import REGISTRY
+from torchcaps.papers.context import Context
+from torchcaps.papers.parts import Measure
+from torchcaps.papers.scale import NARROW
+from torchcaps.papers.summary import Results
+from torchcaps.routing import Dynamic, Quadratic, Routing
+from torchcaps.training import Trained
+from torchcaps.training.loading import measure as test_together
+
+__all__ = ["coefficient_signs", "curves", "draw_curves", "draw_early", "early_training", "ensemble"]
+
+
+def ensemble(context: Context, nets: list[Trained], data: str, images: int | None = None) -> dict[str, Any]:
+    """Test several networks together: the sum of their scores."""
+    dataset = context.dataset(data, n=images, **nets[0].spec.data_options)
+    found = test_together(nets, dataset, context.tick)
+    n = {"accuracy_images": found.n, "error_images": found.n}
+    return {"accuracy": 100 * found.accuracy, "error": 100 * (1 - found.accuracy), **n, "members": len(nets)}
+
+
+def coefficient_signs(context: Context, net: Trained) -> dict[str, Any]:
+    """Measure how many of the routing coefficients of a trained network are negative, and near zero."""
+    (values,) = (
+        layer.coefficients["coefficient"].detach()  # type: ignore[index, operator]
+        for layer in net.model.modules()
+        if isinstance(getattr(layer, "routing", None), Quadratic)
+    )
+    size = values.abs().mean()
+    return {
+        "negative": 100 * float((values < 0).float().mean()),
+        "near_zero": 100 * float((values.abs() < 0.01 * size).float().mean()),
+        "mean": float(values.mean()),
+        "largest": float(values.abs().max()),
+    }
+
+
+def early_training(
+    context: Context,
+    model: str,
+    fields: dict[str, Any],
+    steps: int = 400,
+    every: int = 10,
+    batch: int = 128,
+) -> dict[str, Any]:
+    """Follow the first steps of training with three routings: the share of wrong training images, and that of negative
+    coefficients. Rates are the recipe's first; every routing sees the same batches from the same weights' seed.
+    """
+    routings: dict[str, Routing] = {
+        "dynamic": Dynamic(3),
+        "l2": Quadratic("l2", initial=0.1),
+        "l1": Quadratic("l1", initial=0.1),
+    }
+    found: dict[str, Any] = {"steps": torch.arange(every, steps + 1, every)}
+    fields = {**fields, **(NARROW[type(REGISTRY[model].spec)] if context.scale == "smoke" else {})}
+    for label, routing in routings.items():
+        torch.manual_seed(context.seed)
+        net = create_model(model, **fields, routing=routing)
+        dataset = context.dataset(net.recipe.data, "train")
+        loader = Loader(dataset, batch, pipeline=net.recipe.augmentation, seed=context.seed)
+        loss, optimizer = net.loss(), net.recipe.optimizer.make(net.parameters())
+        wrong, negative, window = [], [], []
+        for number in range(steps):
+            images, labels, targets, _ = loader.batch(number // len(loader), number % len(loader))
+            optimizer.zero_grad()
+            output = net(images, labels)
+            loss(output, labels, targets).backward()
+            optimizer.step()
+            if isinstance(routing, Quadratic):
+                Quadratic.ascend(net, images, labels)
+            window.append(float((output.scores.argmax(1) != labels).float().mean()))
+            if (number + 1) % every == 0:
+                wrong.append(100 * sum(window) / len(window))
+                window = []
+                coefficients = dict(net.named_buffers()).get("capsules.layers.classes.coefficients.coefficient")
+                share = 0.0 if coefficients is None else 100 * float((coefficients < 0).float().mean())
+                negative.append(share)
+                context.tick()
+        found[f"{label} wrong"], found[f"{label} negative"] = torch.tensor(wrong), torch.tensor(negative)
+        found[f"{label} first"] = sum(wrong[: max(1, len(wrong) // 4)]) / max(1, len(wrong) // 4)
+        found[f"{label} negative_last"] = negative[-1]
+    return found
+
+
+def draw_early(measure: Measure, results: Results, out: Path) -> None:
+    """Draw wrong training images and negative coefficients over the first steps."""
+    record = results.first(measure)
+    assert record is not None
+    found = record["found"]
+    figure = new_figure(8, 3.4)
+    panels = figure.subplots(1, 2)
+    names = {"dynamic": "dynamic", "l2": "quadratic, L2", "l1": "quadratic, L1"}
+    steps = torch.as_tensor(found["steps"]).float()
+    for axes, what, words in zip(
+        panels, ("wrong", "negative"), ("training images that are wrong", "coefficients below zero"), strict=True
+    ):
+        for number, (label, name) in enumerate(names.items()):
+            if what == "negative" and label == "dynamic":
+                continue  # a softmax has none
+            values = torch.as_tensor(found[f"{label} {what}"]).float()
+            axes.plot(steps, values, color=COLOURS[number], marker=MARKERS[number], markersize=3, label=name)
+        tidy(axes, words, "steps", "%")
+        axes.set_ylim(bottom=0)
+        axes.legend(frameon=False, fontsize=8)
+    figure.suptitle(results.item.title, fontsize=11)
+    save(figure, out)
+
+
+def curves(results: Results, column: str, key: str) -> dict[str, tuple[list[float], list[float]]]:
+    """Return a curve for each row of an item, that of its first seed: epochs and values."""
+    found = {}
+    for row in results.item.rows:
+        cell = row.cells.get(column)
+        record = results.first(cell.source) if cell is not None and cell.source is not None else None
+        if record is not None and "curve" in record:
+            points = [(r["epoch"], r[key]) for r in record["curve"] if key in r]
+            if points:
+                found[row.label] = tuple(map(list, zip(*points, strict=True)))
+    return found
+
+
+def draw_curves(
+    results: Results, out: Path, column: str, key: str = "test_accuracy", groups: tuple[str, ...] = ("",)
+) -> None:
+    """Draw the curves of an item's rows over the epochs: a panel for each group, of rows whose labels begin alike."""
+    figure = new_figure(max(4.6, 3.4 * len(groups)), 3.6)
+    panels = figure.subplots(1, len(groups), sharey=True, squeeze=False)[0]
+    share = key.endswith("accuracy")
+    for axes, group in zip(panels, groups, strict=True):
+        rows = {label: curve for label, curve in curves(results, column, key).items() if label.startswith(group)}
+        for number, (label, (epochs, values)) in enumerate(rows.items()):
+            values = [100 * (1 - value) if share else value for value in values]
+            style = {"color": COLOURS[number % 7], "marker": MARKERS[number % 7], "markersize": 4}
+            axes.plot(epochs, values, **style, linestyle=("-", "--")[number // 7 % 2], label=label)
+        what = "error, %" if share else "loss"
+        tidy(axes, group, "epochs", f"{'test' if key.startswith('test') else 'training'} {what}")
+        if rows:
+            axes.legend(frameon=False, fontsize=7)
+    for axes in panels[1:]:
+        axes.set_ylabel("")
+    figure.suptitle(f"{results.item.title}, scale {results.store.scale}", fontsize=11)
+    save(figure, out)

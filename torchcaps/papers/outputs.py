@@ -1,0 +1,101 @@
+"""The files of an item: its table as Markdown, its figure as PNG and SVG."""
+
+from pathlib import Path
+
+from torchcaps.analysis.style import COLOURS, MARKERS, new_figure, save, tidy
+from torchcaps.papers.markdown import item_text
+from torchcaps.papers.parts import Item, Paper
+from torchcaps.papers.records import Store, write_whole
+from torchcaps.papers.summary import Results
+
+__all__ = ["draw_points", "figure_path", "has_results", "write_item"]
+
+
+def figure_path(paper: Paper, item: Item, store: Store, ending: str = ".png") -> Path:
+    """Return where the figure of an item is."""
+    return store.results / f"{paper.name}-{item.name}{ending}"
+
+
+def has_results(item: Item, store: Store) -> bool:
+    """Return whether anything of an item ran, or was counted."""
+    results = Results(item, store)
+    cells = [cell for row in item.rows for cell in row.cells.values()]
+    if any((value := results.value(cell)) is not None and value.seeds for cell in cells):
+        return True
+    return any(results.first(measure) is not None for measure in item.measures)
+
+
+def write_item(paper: Paper, item: Item, store: Store) -> list[Path]:
+    """Write the table and the figure of an item from the records that there are; return the paths."""
+    table = figure_path(paper, item, store, ".md")
+    write_whole(table, item_text(paper, item, store).encode())
+    written = [table]
+    if has_results(item, store):
+        for ending in (".png", ".svg"):
+            out = figure_path(paper, item, store, ending)
+            (item.draw or draw_points)(Results(item, store), out)
+            written.append(out)
+    return written
+
+
+def draw_points(results: Results, out: Path) -> None:
+    """Draw ours with intervals beside what was published: a panel for each column, a line for each row."""
+    item = results.item
+    columns = [
+        (name, unit)
+        for name, unit in item.columns.items()
+        if unit != "parameters" and any(_found(results, row.cells.get(name)) for row in item.rows)
+    ]
+    if not columns:
+        return
+    height = 1.4 + 0.32 * len(item.rows)
+    figure = new_figure(3.2 + 3.2 * len(columns), height)
+    panels = figure.subplots(1, len(columns), sharey=True, squeeze=False)[0]
+    for axes, (name, unit) in zip(panels, columns, strict=True):
+        for place, row in enumerate(item.rows):
+            cell = row.cells.get(name)
+            if cell is None:
+                continue
+            value = results.value(cell)
+            if value is not None and value.seeds:
+                axes.errorbar(
+                    value.mean,
+                    place,
+                    xerr=[[value.mean - value.low], [value.high - value.mean]],
+                    color=COLOURS[0],
+                    marker=MARKERS[0],
+                    capsize=3,
+                    linestyle="",
+                    label="ours" if place == _first(item, results, name) else None,
+                )
+            if cell.printed is not None:
+                axes.plot(
+                    cell.printed.value,
+                    place,
+                    color=COLOURS[1],
+                    marker=MARKERS[3],
+                    markerfacecolor="none",
+                    linestyle="",
+                    label="published" if place == _first_printed(item, name) else None,
+                )
+        tidy(axes, name, unit)
+        axes.legend(frameon=False, fontsize=8, loc="best")
+    panels[0].set_yticks(range(len(item.rows)), [row.label for row in item.rows], fontsize=8)
+    panels[0].invert_yaxis()
+    figure.suptitle(f"{item.title}, scale {results.store.scale}", fontsize=11)
+    save(figure, out)
+
+
+def _found(results: Results, cell: object) -> bool:
+    from torchcaps.papers.parts import Cell
+
+    return isinstance(cell, Cell) and (value := results.value(cell)) is not None and value.seeds > 0
+
+
+def _first(item: Item, results: Results, column: str) -> int:
+    return next(n for n, row in enumerate(item.rows) if _found(results, row.cells.get(column)))
+
+
+def _first_printed(item: Item, column: str) -> int:
+    places = [n for n, row in enumerate(item.rows) if column in row.cells and row.cells[column].printed is not None]
+    return places[0] if places else -1

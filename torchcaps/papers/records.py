@@ -1,0 +1,210 @@
+"""What came out, on disk: one JSON file for each run and each measurement, images and long lists beside it as ``.npz``."""
+
+import dataclasses
+import datetime
+import io
+import json
+import os
+import re
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchcaps.data.errors import extra
+from torchcaps.data.scratch import into_place, scratch
+from torchcaps.papers.parts import Measure, Run
+from torchcaps.papers.scale import Scale, digest, run_spec
+from torchcaps.training import RunSpec
+from torchcaps.training.errors import RunError
+from torchcaps.training.folder import RunFolder
+from torchcaps.training.record import read_rows
+from torchcaps.training.run import machine
+
+__all__ = ["RESULTS", "WORK", "Job", "Store"]
+
+RESULTS = Path("results/papers")
+WORK = Path("runs/papers")
+FEW = 64  # numbers of a list that a person may want to read in the JSON file
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run or a measurement with a seed: what is done once and has one record."""
+
+    source: Run | Measure
+    seed: int
+
+    def key(self, scale: Scale) -> str:
+        """Return the name of its record."""
+        return f"{source_name(self.source, scale)}-seed{self.seed}"
+
+
+_NAMES: dict[tuple[str, Scale], str] = {}  # of runs, which take a while to name
+
+
+def source_name(source: Run | Measure, scale: Scale) -> str:
+    """Return what the records of a source are called, whatever their seed."""
+    if isinstance(source, Measure):
+        return source.name
+    words = repr(source), scale
+    if words not in _NAMES:
+        _NAMES[words] = f"{source.model}-{digest(run_spec(source, scale))}"
+    return _NAMES[words]
+
+
+class Store:
+    """The records of one scale.
+
+    Args:
+        scale: which.
+        results: where records, tables and figures are written, a folder for each scale.
+        work: where runs are trained, with their checkpoints.
+    """
+
+    def __init__(self, scale: Scale, results: Path | str = RESULTS, work: Path | str = WORK) -> None:
+        self.scale: Scale = scale
+        self.results, self.work = Path(results).expanduser() / scale, Path(work).expanduser() / scale
+        self._read: dict[str, dict[str, Any]] = {}
+
+    def path(self, job: Job) -> Path:
+        """Return where the record of a job is."""
+        kind = "runs" if isinstance(job.source, Run) else "measures"
+        return self.results / kind / f"{job.key(self.scale)}.json"
+
+    def folder(self, job: Job) -> RunFolder:
+        """Return where a run is trained."""
+        return RunFolder(self.work / job.key(self.scale))
+
+    def seeds(self, source: Run | Measure) -> list[int]:
+        """Return the seeds that a source has records of."""
+        first = self.path(Job(source, 0))
+        found = [re.fullmatch(r".*-seed(\d+)", path.stem) for path in first.parent.glob(f"{first.stem[:-1]}*.json")]
+        return sorted(int(match[1]) for match in found if match is not None)
+
+    def record(self, job: Job) -> dict[str, Any] | None:
+        """Return what came out of a job, arrays included; ``None`` where it has not been done."""
+        path = self.path(job)
+        if str(path) not in self._read:
+            found = self._load(path)
+            if found is None or (isinstance(job.source, Measure) and found["options"] != _plain(self.options(job))):
+                return None  # a measurement with other options is another one
+            self._read[str(path)] = found
+        return self._read[str(path)]
+
+    def _load(self, path: Path) -> dict[str, Any] | None:
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            arrays = path.with_suffix(".npz")
+            if arrays.exists():
+                numpy = extra("numpy", "arrays of records")
+                with numpy.load(arrays) as file:
+                    found["found"] |= {name: torch.from_numpy(file[name]) for name in file.files}
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError) as error:
+            raise RunError(f"{path} is no record ({error}): remove it, and it is made again") from error
+        return found
+
+    def options(self, job: Job) -> dict[str, Any]:
+        """Return the options of a measurement at this scale, with what its networks are."""
+        measure = job.source
+        assert isinstance(measure, Measure)
+        options = dict(measure.options)
+        options |= measure.cpu if self.scale == "cpu" else {}
+        options |= measure.smoke if self.scale == "smoke" else {}
+        runs = {name: Job(run, job.seed).key(self.scale) for name, run in measure.runs.items()}
+        return {**options, **({"runs": runs} if runs else {})}
+
+    def write_run(self, job: Job, minutes: float) -> None:
+        """Write the record of a run that is over."""
+        assert isinstance(job.source, Run)
+        folder = self.folder(job)
+        report = json.loads(folder.results.read_text(encoding="utf-8"))
+        config = {k: v for k, v in folder.read_config().plain().items() if k != "data_dir"}
+        test = report["test"].get(report["weights"]) or {}
+        found = {
+            "ended": report["ended"],
+            "epochs": report["epochs"],
+            "steps": report["steps"],
+            "seconds": report["seconds"],
+            "weights": report["weights"],
+            "accuracy": test.get("accuracy"),
+            "n": test.get("n"),
+            "n_right": test.get("n_right"),
+            "tests": {kind: {k: one[k] for k in ("accuracy", "loss")} for kind, one in report["test"].items()},
+            "by_class": test.get("found"),
+        }
+        curve = [{k: v for k, v in row.items() if v is not None} for row in read_rows(folder.metrics)]
+        extra_keys = {"curve": curve, "minutes": round(minutes, 2), "machine": report["machine"]}
+        self._write(job, {"config": config, "found": found, **extra_keys}, {})
+
+    def write_diverged(self, job: Job, spec: RunSpec, why: str, minutes: float) -> None:
+        """Write the record of a run that did not train: that is a result too."""
+        folder = self.folder(job)
+        config = {k: v for k, v in spec.plain().items() if k != "data_dir"}
+        found = {"ended": why, "diverged": True, "accuracy": None, "n": None}
+        curve = [{k: v for k, v in row.items() if v is not None} for row in read_rows(folder.metrics)]
+        values = {"config": config, "found": found, "curve": curve, "minutes": round(minutes, 2), "machine": machine()}
+        self._write(job, values, {})
+
+    def write_measure(self, job: Job, found: Mapping[str, Any], seconds: float) -> None:
+        """Write the record of a measurement."""
+        small, arrays = {}, {}
+        for name, value in found.items():
+            if isinstance(value, Tensor):
+                value = value.detach().cpu()
+                if value.numel() > FEW:
+                    arrays[name] = value.half() if value.is_floating_point() else value
+                    continue
+            small[name] = _plain(value)
+        values = {"options": _plain(self.options(job)), "found": small, "seconds": round(seconds, 1)}
+        self._write(job, {**values, "machine": machine()}, arrays)
+
+    def _write(self, job: Job, values: dict[str, Any], arrays: dict[str, Tensor]) -> None:
+        path = self.path(job)
+        head = {"name": job.key(self.scale), "scale": self.scale, "seed": job.seed}
+        tail = {
+            "command": shlex.join(["torchcaps", *sys.argv[1:]]),
+            "finished": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        }
+        if arrays:
+            numpy = extra("numpy", "arrays of records")
+            held = io.BytesIO()
+            numpy.savez_compressed(held, **{name: value.numpy() for name, value in arrays.items()})
+            write_whole(path.with_suffix(".npz"), held.getvalue())  # before the record that speaks of it
+        else:
+            path.with_suffix(".npz").unlink(missing_ok=True)
+        write_whole(path, (json.dumps({**head, **values, **tail}, indent=1) + "\n").encode())
+        self._read.pop(str(path), None)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with scratch(path.parent) as own:
+            (own / path.name).write_bytes(content)
+            into_place(own / path.name, path)
+    except OSError as error:
+        raise RunError(f"{path} can't be written: {error.strerror or error}") from error
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON holds it."""
+    if isinstance(value, Tensor):
+        return value.tolist() if value.ndim else value.item()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return value

@@ -1,0 +1,47 @@
+"""Which papers there are."""
+
+from torchcaps.papers import chen2019, choi2019, sabour2017, tsai2020, yang2021
+from torchcaps.papers.parts import Item, Paper, Row
+
+__all__ = ["find_item", "find_paper", "find_rows", "list_papers"]
+
+PAPERS = tuple(module.PAPER for module in (sabour2017, choi2019, tsai2020, chen2019, yang2021))
+
+
+def list_papers() -> tuple[Paper, ...]:
+    """Return the papers, in the order in which they were built."""
+    return PAPERS
+
+
+def find_paper(name: str) -> Paper:
+    """Return a paper by its name; list what there is where there is no such one."""
+    known = {paper.name: paper for paper in PAPERS}
+    if name not in known:
+        raise ValueError(f"there is no paper {name!r}: there are {', '.join(known)}")
+    return known[name]
+
+
+def find_item(paper: str, item: str) -> tuple[Paper, Item]:
+    """Return a paper and one of its tables and figures."""
+    found = find_paper(paper)
+    return found, found.item(item)
+
+
+def find_rows(item: Item, words: list[str]) -> tuple[str, ...]:
+    """Return the labels of rows by their number, counted from 1, or by words that stand in them.
+
+    Each word must fit a row; what fits none lists the rows.
+    """
+    chosen: dict[str, Row] = {}
+    for word in words:
+        if word.isdigit() and 1 <= int(word) <= len(item.rows):
+            fitting = [item.rows[int(word) - 1]]
+        else:
+            exact = [row for row in item.rows if row.label.lower() == word.lower()]
+            fitting = exact or [row for row in item.rows if word.lower() in row.label.lower()]
+        if not fitting:
+            rows = "; ".join(f"{number} {row.label!r}" for number, row in enumerate(item.rows, start=1))
+            known = f"its rows are {rows}" if rows else "it has none to choose from"
+            raise ValueError(f"{item.title} has no row {word!r}: {known}")
+        chosen |= {row.label: row for row in fitting}
+    return tuple(row.label for row in item.rows if row.label in chosen)

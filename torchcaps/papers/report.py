@@ -1,0 +1,62 @@
+"""The whole on one page: every table and figure, ours beside what was published."""
+
+import os
+from pathlib import Path
+
+from torchcaps.papers.markdown import item_text
+from torchcaps.papers.outputs import figure_path, has_results, write_item
+from torchcaps.papers.parts import Item, Paper
+from torchcaps.papers.records import Store, write_whole
+from torchcaps.papers.registry import list_papers
+
+__all__ = ["write_report"]
+
+FINDINGS = "findings"  # a folder beside the records: what we make of them, written by hand, one file for each item
+HEAD = """\
+# The papers, run again
+
+Every table and figure of the five papers that ran here, at the scale `{scale}`, beside what was published. Written by
+`{command}` from the records in `{results}`; each number there has its configuration, seed, curve, time and machine, and
+the command that makes it again. A number stands with its 95 % interval (that of the share on the test images, and of
+the mean over seeds, added in squares) and the number of seeds. "not run" means that nothing ran: nothing is copied.
+
+A claim of a paper **holds** where the interval of the difference excludes zero, is **contradicted** where it does so on
+the other side, and is **undecided** otherwise. At the scale `cpu` nets are narrower, images and epochs fewer than in
+the papers, the same for all rows of a table: absolute numbers are not comparable with the published ones, differences
+between rows are what there is to see.
+"""
+
+
+def write_report(store: Store, out: Path, command: str) -> Path:
+    """Write the page, and all tables and figures anew; return where it is."""
+    findings = store.results / FINDINGS
+    parts = [HEAD.format(scale=store.scale, command=command, results=store.results)]
+    summary = findings / "summary.md"
+    if summary.exists():
+        parts.append(summary.read_text(encoding="utf-8").strip() + "\n")
+    for paper in list_papers():
+        parts.append(_paper_text(paper, store, out, findings))
+    write_whole(out, "\n".join(parts).encode())
+    return out
+
+
+def _paper_text(paper: Paper, store: Store, out: Path, findings: Path) -> str:
+    lines = [f"## {paper.name}", "", paper.citation, "", f"Claimed: {paper.claimed}", ""]
+    lines += [f"At the scale `cpu`: {paper.scale}", ""]
+    for item in paper.items:
+        lines += _item_lines(paper, item, store, out, findings)
+    return "\n".join(lines)
+
+
+def _item_lines(paper: Paper, item: Item, store: Store, out: Path, findings: Path) -> list[str]:
+    write_item(paper, item, store)
+    lines = [item_text(paper, item, store)]
+    if not has_results(item, store):
+        return [*lines, f"Not run here: `torchcaps reproduce {paper.name} {item.name} --scale {store.scale}`", ""]
+    figure = figure_path(paper, item, store)
+    if figure.exists():
+        lines += [f"![{item.title}]({os.path.relpath(figure, out.parent)})", ""]
+    found = findings / f"{paper.name}-{item.name}.md"
+    if found.exists():
+        lines += [found.read_text(encoding="utf-8").strip(), ""]
+    return [*lines, f"Again: `torchcaps reproduce {paper.name} {item.name} --scale {store.scale}`", ""]

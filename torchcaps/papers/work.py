@@ -1,0 +1,173 @@
+"""Working through a plan: every run and measurement in its turn, each recorded when it is over."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from torchcaps.papers.context import Context
+from torchcaps.papers.parts import Measure, Run
+from torchcaps.papers.plan import Plan, Task, jobs_of, members_of
+from torchcaps.papers.records import Job, Store
+from torchcaps.papers.scale import run_spec
+from torchcaps.training import Diverged, load_run, resume, train
+from torchcaps.training.display import Display
+from torchcaps.training.errors import extra
+from torchcaps.training.measure import Tally
+
+__all__ = ["Bar", "work_through"]
+
+
+class Bar(Display):
+    """One bar for the whole plan on a terminal; elsewhere a line for each job.
+
+    Args:
+        plan: what is to be done.
+        say: prints a line.
+    """
+
+    def __init__(self, plan: Plan, terminal: bool, say: Callable[[str], object] = print) -> None:
+        super().__init__(speak=False)  # runs are quiet: this speaks for them
+        self.plan, self.tall, self.line = plan, terminal, say
+        self._progress: Any = None
+        self._share = 0.0
+        self._before = 0.0
+        self._quiet = time.monotonic()
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[None]:
+        """Show the bar while the work goes on."""
+        if not self.tall:
+            yield
+            return
+        rich = extra("rich.progress", "the progress bar")
+        columns = (rich.TextColumn("{task.description}"), rich.BarColumn(), rich.TaskProgressColumn())
+        self._progress = rich.Progress(*columns, rich.TimeRemainingColumn(compact=True), refresh_per_second=4)
+        with self._progress:
+            self._task = self._progress.add_task("", total=max(self.plan.seconds, 1e-6))
+            yield
+        self._progress = None
+
+    def begin(self, number: int, count: int, name: str, task: Task) -> None:
+        """Take note that a job begins."""
+        self._name, self._steps, self._share = f"{number} of {count}: {name}", max(1, task.steps), task.seconds
+        self._first: int | None = None
+        if self._progress is not None:
+            self._progress.update(self._task, description=self._name)
+
+    def end(self, words: str) -> None:
+        """Take note that it is over."""
+        self._before += self._share
+        if self._progress is not None:
+            self._progress.update(self._task, completed=self._before)
+            self._progress.console.print(f"{self._name}: {words}", markup=False, highlight=False)
+        else:
+            self.line(f"{self._name}: {words}")
+
+    @contextlib.contextmanager
+    def running(self, total: int, done: int) -> Iterator[None]:
+        """Show no bar of a single run's own."""
+        yield
+
+    def step(self, step: int, epoch: float, total: int, tally: Tally) -> None:
+        """Move on."""
+        if self._first is None:
+            self._first = step - 1
+        share = min(1.0, (step - self._first) / self._steps)
+        if self._progress is not None:
+            self._progress.update(self._task, completed=self._before + share * self._share)
+        elif time.monotonic() - self._quiet > 60:
+            self._quiet = time.monotonic()
+            self.line(f"{self._name}: step {step:,} of {total:,}")
+
+    def tick(self) -> None:
+        """Look alive."""
+        if self._progress is not None:
+            self._progress.refresh()
+
+    def row(self, row: dict[str, Any], epochs: int | None) -> None:
+        """Say nothing of an epoch: the record has it."""
+
+
+def work_through(plan: Plan, store: Store, bar: Bar, **own: Any) -> list[str]:
+    """Do what a plan says; return what could not be done, in words."""
+    problems: list[str] = []
+    todo = plan.open
+    with bar.open():
+        for number, task in enumerate(todo, start=1):
+            job = task.job
+            bar.begin(number, len(todo), _title(job), task)
+            start = time.monotonic()
+            if isinstance(job.source, Run):
+                words = _train(job, store, bar, start, own)
+            else:
+                words = _measured(job, store, bar, own)
+            if words.startswith("waits"):
+                problems.append(f"{_title(job)} {words}")
+            bar.end(words)
+    return problems
+
+
+def _title(job: Job) -> str:
+    name = job.source.model if isinstance(job.source, Run) else job.source.name
+    changes = ""
+    if isinstance(job.source, Run) and job.source.changes:
+        changes = " " + ", ".join(f"{k}={v}" for k, v in job.source.changes.items())
+    return f"{name}{changes if len(changes) < 60 else changes[:57] + '...'}, seed {job.seed}"
+
+
+def _train(job: Job, store: Store, bar: Bar, start: float, own: dict[str, Any]) -> str:
+    assert isinstance(job.source, Run)
+    folder = store.folder(job)
+    spec = run_spec(job.source, store.scale, job.seed, checkpoint_minutes=1.0, **own)
+    try:
+        if not folder.config.exists():
+            train(spec, folder.path, display=bar, pictures=False)
+        elif not folder.results.exists():
+            resume(folder.path, display=bar, pictures=False)
+    except Diverged as error:
+        store.write_diverged(job, spec, str(error), (time.monotonic() - start) / 60)
+        return f"diverged: {error}"
+    store.write_run(job, (time.monotonic() - start) / 60)
+    found = store.record(job)
+    assert found is not None
+    accuracy = found["found"]["accuracy"]
+    words = f"{100 * accuracy:.2f} % right" if accuracy is not None else "done"
+    return f"{words}, {found['found']['seconds']:.0f} s"
+
+
+def _measured(job: Job, store: Store, bar: Bar, own: dict[str, Any]) -> str:
+    measure = job.source
+    assert isinstance(measure, Measure)
+    needed = [run for run in jobs_of([measure], job.seed + 1, store.scale) if isinstance(run.source, Run)]
+    runs: dict[str, Any] = {}
+    for name, run in measure.runs.items():
+        members = members_of(measure, run, job.seed, store.scale)
+        lacking = [member for member in members if not store.folder(member).results.exists()]
+        if lacking:
+            record = store.record(lacking[0])
+            if record is not None and record["found"].get("diverged"):
+                return f"can't be done: {_title(lacking[0])} diverged"
+            return f"waits for {len(needed)} runs, of which {_title(lacking[0])} is not done: run it again then"
+        loaded = [load_run(store.folder(member).path) for member in members]
+        runs[name] = loaded[0] if measure.members == 1 else loaded
+    if own.get("threads"):
+        torch.set_num_threads(own["threads"])
+    records = {}
+    for name, before in measure.after.items():
+        found = store.record(Job(before, 0 if before.once else job.seed))
+        if found is None:
+            return f"waits for the measurement {before.name}: run it again then"
+        records[name] = found["found"]
+    folder = store.work / job.key(store.scale)
+    context = Context(store.scale, job.seed, folder, own.get("data_dir"), bar.tick, records)
+    options = {k: v for k, v in store.options(job).items() if k != "runs"}
+    start = time.monotonic()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(job.seed)
+        found = measure.function(context, **runs, **options)
+    seconds = time.monotonic() - start
+    store.write_measure(job, found, seconds)
+    return f"measured, {seconds:.0f} s"

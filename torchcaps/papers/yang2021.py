@@ -1,0 +1,237 @@
+"""Yang, Li, Yu 2021: Routing towards discriminative power of class capsules.
+
+`PAPER`, at the end, says what was claimed, what it costs and where we deviate. Run an item by
+``torchcaps reproduce yang2021 table2 --scale cpu``.
+"""
+
+from functools import partial
+
+from torchcaps.papers.measures.cost import routing_seconds
+from torchcaps.papers.measures.decoding import draw_foreign, foreign_decoder
+from torchcaps.papers.measures.training import coefficient_signs, draw_curves, draw_early, early_training
+from torchcaps.papers.parts import Cell, Claim, Item, Measure, Paper, Row, Run
+from torchcaps.papers.settings import CIFAR, DIGITS, NARROW_CAPSNET
+from torchcaps.routing import Dynamic
+
+__all__ = ["PAPER"]
+
+MNIST = Run("yang2021_mnist", cpu={**DIGITS, **NARROW_CAPSNET})
+FASHION = Run("yang2021_fashion_mnist", cpu={**DIGITS, **NARROW_CAPSNET})
+CIFAR10 = Run("yang2021_cifar10", cpu={**CIFAR, **NARROW_CAPSNET})
+ERROR = "test error, %"
+
+
+def _ways(run: Run) -> dict[str, Run]:
+    """The five columns of the paper's table; "/FC" is without the reconstruction net."""
+    return {
+        "Dynamic": run.but(routing=Dynamic(3)),
+        "L2": run,
+        "L1": run.but(penalty="l1"),
+        "L2/FC": run.but(reconstruction=False),
+        "L1/FC": run.but(penalty="l1", reconstruction=False),
+    }
+
+
+# The CIFAR-10 net has no reconstruction anyway.
+_CIFAR = {"Dynamic": CIFAR10.but(routing=Dynamic(3, leak=True)), "L2/FC": CIFAR10, "L1/FC": CIFAR10.but(penalty="l1")}
+_PRINTED = {
+    "Dynamic": (0.34, 7.21, 15.3),
+    "L2": (0.35, 7.01, None),
+    "L1": (0.32, 6.76, None),
+    "L2/FC": (0.35, 6.75, 14.52),
+    "L1/FC": (0.44, 6.77, 14.04),
+}
+
+TABLE_2 = Item(
+    "table2",
+    "Table II",
+    "Dynamic routing and routing by a quadratic program with L2 and L1 penalties, with and without (/FC) reconstruction.",
+    columns={"MNIST": ERROR, "Fashion-MNIST": ERROR, "CIFAR-10": ERROR},
+    rows=tuple(
+        Row(
+            way,
+            {
+                "MNIST": Cell(mnist, _ways(MNIST)[way]),
+                "Fashion-MNIST": Cell(fashion, _ways(FASHION)[way]),
+                **({"CIFAR-10": Cell(cifar, _CIFAR[way])} if way in _CIFAR else {}),
+            },
+        )
+        for way, (mnist, fashion, cifar) in _PRINTED.items()
+    ),
+    claims=(
+        Claim("L2 is better than dynamic routing", ("L2", "Fashion-MNIST"), ("Dynamic", "Fashion-MNIST")),
+        Claim("L1 is better than dynamic routing", ("L1", "Fashion-MNIST"), ("Dynamic", "Fashion-MNIST")),
+        Claim("L2 without reconstruction is as good or better", ("L2/FC", "Fashion-MNIST"), ("L2", "Fashion-MNIST")),
+    ),
+    notes=(
+        "Neither the rate nor the penalty's weight is published: ascent by 0.01 on the batch's mean, lambda 0.001, "
+        "coefficients from 0.1.",
+        "The paper's argument that maximising an indefinite form is reasonable is no proof that it is bounded: |b| may grow "
+        "without limit, and a run in which it passes 100 stops and is recorded as diverged.",
+    ),
+)
+
+FOREIGN = Measure(
+    "yang2021-fig2",
+    foreign_decoder,
+    {"own": _ways(FASHION)["Dynamic"], "net": _ways(FASHION)["L2/FC"]},
+    cpu={"images": 2_000},
+    smoke={"images": 32},
+)
+FIG_2 = Item(
+    "fig2",
+    "Figure 2",
+    "Class capsules of the net without reconstruction, put into the decoder that was trained with dynamic routing.",
+    columns={"squared error": "sum over pixels"},
+    rows=(
+        Row("the decoder's own capsules", {"squared error": Cell(None, FOREIGN, "own")}),
+        Row("the other net's capsules", {"squared error": Cell(None, FOREIGN, "foreign")}),
+        Row("the mean image of the class", {"squared error": Cell(None, FOREIGN, "class_mean")}),
+    ),
+    claims=(
+        Claim(
+            "another net's capsules decode badly",
+            ("the decoder's own capsules", "squared error"),
+            ("the other net's capsules", "squared error"),
+        ),
+    ),
+    draw=partial(draw_foreign, FOREIGN),
+    notes=(
+        "The paper takes bad reconstructions to show that capsules need not encode what a decoder wants. They show a "
+        "difference of bases and no more: two nets trained apart share no basis, with or without reconstruction.",
+    ),
+)
+
+FIG_3 = Item(
+    "fig3",
+    "Figure 3",
+    "Evaluation error over the training, on Fashion-MNIST.",
+    columns={"Fashion-MNIST": ERROR},
+    rows=tuple(Row(way, {"Fashion-MNIST": Cell(None, run)}) for way, run in _ways(FASHION).items()),
+    draw=partial(draw_curves, column="Fashion-MNIST"),
+    notes=("The paper shows curves on four data sets; their numbers are not in the text. The runs are Table II's.",),
+)
+
+SECONDS = Measure(
+    "yang2021-fig4",
+    routing_seconds,
+    options={"model": "yang2021_fashion_mnist"},
+    smoke={"batch": 8, "repeat": 1},
+    once=True,
+)
+SECONDS_FC = Measure(
+    "yang2021-fig4-fc",
+    routing_seconds,
+    options={"model": "yang2021_fashion_mnist", "reconstruction": False},
+    smoke={"batch": 8, "repeat": 1},
+    once=True,
+)
+FIG_4 = Item(
+    "fig4",
+    "Figure 4",
+    "Seconds of 100 training steps of the paper's net: dynamic routing against the quadratic program, ascent included.",
+    columns={"with reconstruction": "seconds", "without (/FC)": "seconds"},
+    rows=tuple(
+        Row(
+            label,
+            {
+                "with reconstruction": Cell(None, SECONDS, name),
+                "without (/FC)": Cell(None, SECONDS_FC, name),
+            },
+        )
+        for label, name in (("Dynamic", "dynamic"), ("L2", "l2"), ("L1", "l1"), ("saved by L2, %", "l2_saved"))
+    ),
+    claims=(
+        Claim(
+            "a step is faster than with dynamic routing",
+            ("L2", "with reconstruction"),
+            ("Dynamic", "with reconstruction"),
+        ),
+    ),
+    notes=(
+        "The paper says at least 20 % are saved; the figure's numbers are not in the text. Our dynamic routing is some 30 times "
+        "as fast as the usual way to write it, which leaves little to be saved.",
+        "Three steps of 128 images each, taken in turns, the least of them times 100.",
+    ),
+)
+
+PAIRS = {"steps": 1_500, "test_images": 5_000, "schedule": DIGITS["schedule"], **NARROW_CAPSNET}
+MULTI = Run("yang2021_multimnist", cpu=PAIRS)
+MULTIMNIST = Item(
+    "multimnist",
+    "Section V, MultiMNIST",
+    "Two overlapping digits, both to be told.",
+    columns={"MultiMNIST": ERROR},
+    rows=(
+        Row("Dynamic", {"MultiMNIST": Cell(7.47, MULTI.but(routing=Dynamic(3)))}),
+        Row("L2", {"MultiMNIST": Cell(7.54, MULTI)}),
+    ),
+    notes=("After 200,000 steps; neither has a reconstruction net here.",),
+)
+
+EARLY = Measure(
+    "yang2021-assumptions",
+    early_training,
+    options={"model": "yang2021_fashion_mnist", "fields": {}},
+    cpu={"fields": NARROW_CAPSNET, "steps": 200},
+    smoke={"steps": 4, "every": 2, "batch": 8},
+    data=("fashion-mnist",),
+)
+SIGNS = {
+    way: Measure(f"yang2021-signs-{way.replace('/', '').lower()}", coefficient_signs, {"net": run})
+    for way, run in _ways(FASHION).items()
+    if way != "Dynamic"
+}
+ASSUMPTIONS = Item(
+    "assumptions",
+    "Section III",
+    "What the method is argued from: coefficients of either sign are of use, and early predictions are mostly wrong.",
+    columns={"negative after training": "% of coefficients", "wrong in the first quarter": "% of training images"},
+    rows=(
+        Row("Dynamic", {"wrong in the first quarter": Cell(None, EARLY, "dynamic first")}),
+        Row(
+            "L2",
+            {
+                "negative after training": Cell(None, SIGNS["L2"], "negative"),
+                "wrong in the first quarter": Cell(None, EARLY, "l2 first"),
+            },
+        ),
+        Row(
+            "L1",
+            {
+                "negative after training": Cell(None, SIGNS["L1"], "negative"),
+                "wrong in the first quarter": Cell(None, EARLY, "l1 first"),
+            },
+        ),
+        Row("L2/FC", {"negative after training": Cell(None, SIGNS["L2/FC"], "negative")}),
+        Row("L1/FC", {"negative after training": Cell(None, SIGNS["L1/FC"], "negative")}),
+    ),
+    claims=(
+        Claim(
+            "the quadratic program learns faster at first",
+            ("L2", "wrong in the first quarter"),
+            ("Dynamic", "wrong in the first quarter"),
+        ),
+    ),
+    draw=partial(draw_early, EARLY),
+    notes=("The first quarter of the first steps of training: 200 at the scale cpu, 400 otherwise.",),
+)
+
+PAPER = Paper(
+    "yang2021",
+    "H. Yang, S. Li, B. Yu: Routing Towards Discriminative Power of Class Capsules. 2021, arXiv:2103.04278.",
+    claimed=(
+        "Coupling coefficients found by a regularised quadratic program with the labels, in turns with training, and fixed "
+        "afterwards, classify as well as dynamic routing or better without a reconstruction net, in a fifth less time."
+    ),
+    cost="MNIST: 15,000 steps, Fashion-MNIST 100,000 (ours; not stated), about a second each on two cores.",
+    scale=(
+        "a quarter of the channels and capsule types (64 and 8), 20,000 training images and 4 epochs; CIFAR-10 10,000 and 5; "
+        "one-cycle rates up to the paper's."
+    ),
+    deviations=(
+        "Coefficients begin at 0.1, where dynamic routing begins, and not at the 1 of code that implements the paper.",
+        "The authors name no code; what is called official in this library is inferred.",
+    ),
+    items=(TABLE_2, FIG_2, FIG_3, FIG_4, MULTIMNIST, ASSUMPTIONS),
+)
