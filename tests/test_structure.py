@@ -14,6 +14,7 @@ from types import ModuleType
 import pytest
 
 import torchcaps
+import torchcaps.analysis
 import torchcaps.training
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -132,6 +133,7 @@ def test_every_public_name_is_used_by_a_test() -> None:
                 used.add(node.attr)
     packages = (
         torchcaps,
+        torchcaps.analysis,
         torchcaps.data,
         torchcaps.nn,
         torchcaps.routing,

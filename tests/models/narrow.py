@@ -8,52 +8,9 @@ import torch
 from torch import Tensor
 
 import torchcaps
-from torchcaps.models import (
-    CapsuleSpec,
-    Chen2019,
-    Chen2019Dynamic,
-    Chen2019Multi,
-    ChenCNN,
-    ChenFlatCNN,
-    Choi2019,
-    FlatCNN,
-    Hinton2018,
-    LeNet,
-    Network,
-    PooledCNN,
-    ResNet18,
-    Sabour2017,
-    Tsai2020,
-    Tsai2020Diverse,
-    Tsai2020Dynamic,
-    Tsai2020EM,
-    TsaiCNN,
-    TsaiDiverseCNN,
-    Yang2021,
-)
+from torchcaps.models import CapsuleSpec, Network, Tsai2020EM
 from torchcaps.models.registry import REGISTRY
-
-NARROW: dict[type, dict[str, Any]] = {
-    Sabour2017: {"width": 16, "types": 4, "hidden": (32,)},
-    Choi2019: {"width": 8, "types": 4, "primary_dim": 8, "dim": 8, "hidden": (32,)},
-    Hinton2018: {"width": 16, "primary_types": 4, "types": 4},
-    Tsai2020: {"width": 16, "types": 4, "stages": ((16, 1),), "blocks": 1},
-    Tsai2020Dynamic: {"width": 16, "types": 4, "stages": ((16, 1),), "blocks": 1},
-    Tsai2020EM: {"width": 16, "types": 4, "stages": ((16, 1),), "blocks": 1, "image": (3, 20, 20)},
-    Tsai2020Diverse: {"width": 16, "types": 4, "dim": 16},
-    Chen2019: {"width": 16, "types": 4, "hidden": (32,)},
-    Chen2019Multi: {"width": 16, "types": 4},
-    Chen2019Dynamic: {"width": 16, "types": 4, "hidden": (32,)},
-    Yang2021: {"width": 16, "types": 4, "hidden": (32,)},
-    FlatCNN: {"width": 8, "features": (24, 16)},
-    ChenFlatCNN: {"width": 8, "features": (24, 16)},
-    LeNet: {"width": 4, "channels": 8, "features": 32},
-    PooledCNN: {"width": 8, "features": 32},
-    TsaiCNN: {"width": 16},
-    ResNet18: {"width": 4},
-    TsaiDiverseCNN: {"width": 16, "features": 32},
-    ChenCNN: {"width": 8, "channels": 16, "features": 32},
-}
+from torchcaps.papers.scale import NARROW
 
 EVERY = pytest.mark.parametrize("name", torchcaps.list_models())
 CAPSULE_MODELS = [name for name in torchcaps.list_models() if isinstance(REGISTRY[name].spec, CapsuleSpec)]
@@ -62,7 +19,10 @@ CAPSULE_MODELS = [name for name in torchcaps.list_models() if isinstance(REGISTR
 def narrow(name: str, **changes: Any) -> Network:
     """Build a model with few channels and types."""
     torch.manual_seed(0)
-    reduced = dict(NARROW[type(REGISTRY[name].spec)])
+    kind = type(REGISTRY[name].spec)
+    reduced = dict(NARROW[kind])
+    if kind is Tsai2020EM:
+        reduced["image"] = (3, 20, 20)
     if name.startswith("tsai2020") and "cifar100" in name and "dim" in REGISTRY[name].spec.__dataclass_fields__:
         reduced["dim"] = 16
     if name == "capsnet_images":

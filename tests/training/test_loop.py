@@ -12,7 +12,7 @@ from tests.training.own import CHOI, DATA, MODEL
 from torchcaps.data import Loader
 from torchcaps.models import LossChoice, OptimizerChoice
 from torchcaps.models.schedules import Exponential, Inverse, Milestones, OneCycle, Product, Schedule, TimeDecay
-from torchcaps.training import Result, RunError, RunSpec, train
+from torchcaps.training import Diverged, Result, RunError, RunSpec, train
 from torchcaps.training.chance import step_seed
 from torchcaps.training.checkpoint import Checkpoint, read_checkpoint
 from torchcaps.training.loading import load_run
@@ -247,7 +247,7 @@ def test_a_gradient_that_is_no_number_stops_before_it_reaches_the_weights(
 
 
 def test_a_learning_rate_that_is_far_too_high_is_said_so(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"step \d+: the first value that is no finite number .*--optimizer.rate"):
+    with pytest.raises(Diverged, match=r"step \d+: the first value that is no finite number .*--optimizer.rate"):
         train(small(optimizer=OptimizerChoice("sgd", 1e38), steps=20, schedule=TimeDecay(0.0)), tmp_path / "run")
 
 
@@ -263,5 +263,15 @@ def test_quadratic_routing_takes_its_step_of_ascent_with_labels(tmp_path: Path) 
 def test_routing_that_runs_away_ends_the_run_with_a_sentence(tmp_path: Path) -> None:
     from torchcaps.routing import Quadratic
 
-    with pytest.raises(RunError, match=r"step 1: the coefficients of Quadratic routing ran away"):
+    with pytest.raises(Diverged, match=r"step 1: the coefficients of Quadratic routing ran away"):
         train(small(routing=Quadratic(rate=1e6), steps=3), tmp_path / "run")
+
+
+def test_some_of_the_images_are_learnt_from_always_the_same(tmp_path: Path) -> None:
+    spec = small(train_images=40, epochs=1)
+    train(spec, tmp_path / "run")
+    assert last(train(spec, tmp_path / "again")).state["n_images"] == 40
+    chosen = [open_images(small(train_images=40, seed=seed)).train for seed in (0, 1)]
+    whole = open_images(small()).train
+    assert len(chosen[0]) == 40 < len(whole)
+    assert [int(image.sum()) for image, _ in chosen[0]] == [int(image.sum()) for image, _ in chosen[1]]

@@ -349,7 +349,7 @@ def _draw_maps(figure: Any, result: CouplingMaps, layer: LayerCouplings, n: int,
             colours = {"cmap": "PuOr_r", "vmin": layer.even - reach, "vmax": layer.even + reach}
             shown = axes.imshow(maps[row, column - 1].numpy(), extent=extent, interpolation="nearest", **colours)
             if grey.max() > grey.min():
-                axes.contour(grey.numpy(), levels=[middle], colors="k", linewidths=0.8)
+                axes.contour(grey.numpy(), levels=[middle], colors="k", linewidths=0.8, linestyles="solid")
             axes.set_xlim(-0.5, width - 0.5)
             axes.set_ylim(height - 0.5, -0.5)
             axes.set_xticks([])

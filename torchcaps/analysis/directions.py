@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from torchcaps.analysis.alignment import DEGREES, PIXELS, alignment_ratio, capsule_moves, side_cosines
@@ -118,10 +119,12 @@ def draw_directions(result: Directions, out: Path | str, title: str = "", classe
             colour = COLOURS[style]
             axes.plot(*points[part].T.tolist(), linestyle="", color=colour, marker=MARKERS[style], label=f"{sign} side")
             unit = "°" if result.names[number] == "rotation" else " px"
-            far = points[end].tolist()
+            side = points[part] if end else points[part].flip(0)  # outwards
+            onwards = side[-1] - (side[-2] if len(side) > 1 else 0)
+            offset = (F.normalize(onwards, dim=0) * torch.tensor([24, 12])).tolist()  # beyond the end; words are wide
             axes.annotate(
-                f"{sign}{abs(amounts[end]):g}{unit}", far, xytext=(0, 8), textcoords="offset points",
-                ha="center", fontsize=8, color=colour,
+                f"{sign}{abs(amounts[end]):g}{unit}", side[-1].tolist(), xytext=offset, textcoords="offset points",
+                ha="center", va="center", fontsize=8, color=colour,
             )  # fmt: skip
             reach = float(points[part].norm(dim=-1).max()) * 0.6
             x, y = (reach * result.arrows[number, style]).tolist()

@@ -148,7 +148,7 @@ def _show(job: Job, found: Found, files: list[Path]) -> None:
             print(f"torchcaps: {run.note}", file=sys.stderr)
     names = ", ".join(str(run.path) for run in job.runs.values())
     count = "1 image" if found.n_images == 1 else f"{found.n_images:,} images"
-    print(f"{names}: {found.title}; {job.dataset.name}, {job.dataset.split}: {count}\n")
+    print(f"{names}: {found.title}; {found.data or f'{job.dataset.name}, {job.dataset.split}'}: {count}\n")
     headings = [heading for heading, _ in found.columns.values()]
     table = start_table(found.rows, *headings, right=tuple(headings))
     for name, row in found.numbers.items():

@@ -16,7 +16,7 @@ from torchcaps.papers.outputs import write_item
 from torchcaps.papers.parts import Item, Measure, Paper, Run
 from torchcaps.papers.plan import Plan, make_plan, missing_data
 from torchcaps.papers.records import RESULTS, WORK, Store
-from torchcaps.papers.registry import find_item, find_paper, find_rows, list_papers
+from torchcaps.papers.registry import find_columns, find_item, find_paper, find_rows, list_papers
 from torchcaps.papers.report import write_report
 from torchcaps.papers.scale import SCALES, SEEDS
 from torchcaps.papers.work import Bar, work_through
@@ -30,7 +30,7 @@ DESCRIPTION = (
     "anything), cpu (hours on two cores at most: narrower nets, fewer images and epochs, the same for all rows), full "
     "(the paper's own setting). Examples: torchcaps reproduce; torchcaps reproduce sabour2017; "
     "torchcaps reproduce sabour2017 table1 --scale cpu --seeds 3; "
-    "torchcaps reproduce tsai2020 fig4 --rows EM --shard 2/8"
+    "torchcaps reproduce tsai2020 fig4 --scale cpu --rows EM --shard 2/8"
 )
 REPORT = (
     "Write all tables and figures as one page, from the records that there are: ours beside what was published, and "
@@ -45,15 +45,19 @@ def reproduce_command(words: list[str]) -> None:
     parser.add_argument("item", nargs="?", help="its table or figure, or all; without one they are listed")
     parser.add_argument("--scale", default="smoke", help="smoke, cpu or full")
     parser.add_argument("--seeds", type=int | None, help="how many (default: 1 at smoke, 2 at cpu, 3 at full)")
-    parser.add_argument("--rows", nargs="+", default=[], help="only these: numbers from 1, or words of their labels")
+    parser.add_argument("--rows", type=str | None, help="only these: numbers from 1, or words of their labels")
+    parser.add_argument("--columns", type=str | None, help="only these, in the same way")
     parser.add_argument("--shard", default="1/1", help="the second of eight machines or processes: 2/8")
-    parser.add_argument("--plan", action="store_true", help="print the plan and leave")
+    parser.add_argument("--plan", type=bool, default=False, help="print the plan and leave")
     parser.add_argument("--threads", type=int | None, help="of the CPU (default: as many as there are cores)")
     parser.add_argument("--data-dir", type=str | None, help="the data folder (default: TORCHCAPS_DATA)")
     parser.add_argument("--results", default=str(RESULTS), help="where records, tables and figures go")
     parser.add_argument("--work", default=str(WORK), help="where runs are trained, with their checkpoints")
+    words, rows = _several(parser, words, "--rows")
+    words, columns = _several(parser, words, "--columns")
     words, _ = Flags(parser.flags, switches={"--plan"}, who="reproduce").read(parser, words)
     options = parser.parse_args(words)
+    options.rows, options.columns = rows, columns
     if options.paper is None:
         _list_papers()
         return
@@ -63,10 +67,28 @@ def reproduce_command(words: list[str]) -> None:
     paper = find_paper(options.paper)
     items = list(paper.items) if options.item == "all" else [find_item(options.paper, options.item)[1]]
     _check(parser, options)
-    if options.rows and len(items) > 1:
-        parser.error("--rows needs one table or figure: 'all' has many")
+    if (options.rows or options.columns) and len(items) > 1:
+        parser.error("--rows and --columns need one table or figure: 'all' has many")
     store = Store(options.scale, options.results, options.work)
     leave_safely(lambda: _reproduce(paper, items, store, options))
+
+
+def _several(parser: Parser, words: list[str], flag: str) -> tuple[list[str], list[str]]:
+    """Return the words without a flag and all that follows it up to the next one, and those."""
+    rest: list[str] = []
+    values: list[str] = []
+    reading = False
+    for word in words:
+        if word.startswith("--"):
+            name, equals, value = word.partition("=")
+            reading = name == flag
+            if reading:
+                values += [value] if equals else []
+                continue
+        (values if reading else rest).append(word)
+    if flag in words and not values:
+        parser.error(f"{flag} needs numbers from 1, or words of the labels")
+    return rest, values
 
 
 def _check(parser: Parser, options: Any) -> None:
@@ -87,9 +109,10 @@ def _reproduce(paper: Paper, items: list[Item], store: Store, options: Any) -> N
     own = {"threads": options.threads, "data_dir": _absolute(options.data_dir)}
     own = {name: value for name, value in own.items() if value is not None}
     for item in items:
-        rows = find_rows(item, options.rows)
+        rows, columns = find_rows(item, options.rows), find_columns(item, options.columns)
         print(f"{paper.name}, {item.title}, at the scale {store.scale}: {item.about}")
-        plan = make_plan(item, store, options.seeds, rows, options.shard, timed=store.scale != "smoke", **own)
+        timed = store.scale != "smoke"
+        plan = make_plan(item, store, options.seeds, rows, columns, options.shard, timed, **own)
         _show_plan(plan, item, store, options)
         if options.plan:
             continue

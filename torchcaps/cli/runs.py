@@ -40,7 +40,7 @@ def run_safely(words: list[str], devices: int, run: Callable[[], Any]) -> None:
 
 
 def leave_safely(work: Callable[[], object]) -> None:
-    """Work in this process; end in one sentence, and with the code that fits it, where that does not come to its end."""
+    """Work in this process; where that does not come to its end, say why in one sentence and leave with its code."""
     warnings.showwarning = lambda message, *_: print(f"torchcaps: {message}", file=sys.stderr)
     try:
         work()

@@ -26,7 +26,8 @@ __all__ = ["train_command", "train_help"]
 DEFAULT, FOR_FOLDERS = "capsnet_small", "capsnet_images"
 RECIPE = ("batch_size", "epochs", "steps", "validate", "weights", "ascents", "augmentation")
 RUN = [f.name for f in dataclasses.fields(RunSpec) if f.name not in ("model", "fields", "recipe")]
-BOUNDS = {"--resume", "--epochs", "--steps", "--minutes", "--patience", "--help", "--threads", "--workers", "--devices"}
+BOUNDS = {"--resume", "--epochs", "--steps", "--minutes", "--patience", "--until"}
+BOUNDS |= {"--help", "--threads", "--workers", "--devices"}
 BELOW = {"--data.": "--data-options.", "--test-data.": "--test-data-options."}
 SHORT = {"--optimizer": "--optimizer.kind", "--loss": "--loss.scores"}
 DESCRIPTION = (
@@ -250,6 +251,7 @@ def _check_resume(parser: Parser, given: set[str], options: Any) -> None:
         named = other[0] if other else options.what[0]
         parser.error(
             f"{named} can't change a run that goes on: --resume takes --epochs, --steps, --minutes, --patience, "
+            f"--until, "
             "--threads, --workers and --devices only"
         )
 
@@ -259,7 +261,8 @@ def _resumed(options: Any, given: set[str]) -> Any:
 
     def change(spec: RunSpec) -> RunSpec:
         bounds = {name: options[name] for name in ("epochs", "steps") if options[name] is not None}
-        own = {n: options[n] for n in ("minutes", "patience", "threads", "workers", "devices") if _flag(n) in given}
+        names = ("minutes", "patience", "until", "threads", "workers", "devices")
+        own = {name: options[name] for name in names if _flag(name) in given}
         return dataclasses.replace(spec.but(**bounds), **own)
 
     return resume(options.resume, change)

@@ -40,7 +40,8 @@ _SAME = "on CIFAR-10 the convolutional and the fully-connected net are one funct
 TABLE_2 = Item(
     "table2",
     "Table 2",
-    "Test error and parameters of G-CapsNets, CapsNet with dynamic routing (**) and a CNN; * is without reconstruction.",
+    "Test error and parameters of G-CapsNets, CapsNet with dynamic routing (**) and a CNN; * is without "
+    "reconstruction.",
     columns={
         "MNIST": "test error, %",
         "size, MNIST": "parameters",
@@ -200,7 +201,8 @@ TABLE_3 = Item(
     ),
     notes=(
         "All three nets see the same images, and every seed has a GAN of its own.",
-        "An error here is that of the GAN as much as that of the net: what it makes may not be the digit that it was asked for.",
+        "An error here is that of the GAN as much as that of the net: what it makes may not be the digit that it was "
+        "asked for.",
         "At the scale cpu an epoch of the GAN is 20,000 images, a third of the paper's.",
     ),
 )
@@ -244,7 +246,7 @@ BLACK_BOX = Item(
                 "attacked": Cell(
                     Published(
                         printed,
-                        note=f"exactly the share of the digit {digit} among MNIST's test images, what a constant prediction scores",
+                        note=f"the share of the digit {digit} in MNIST's test set: what constant predictions score",
                     ),
                     BLACK[label],
                     "attacked",
@@ -266,7 +268,8 @@ BLACK_BOX = Item(
     ),
     draw=partial(draw_black_box, BLACK),
     notes=(
-        "The published accuracies are an artefact, by inference: constant predictions, such as inputs in a wrong scale give.",
+        "The published accuracies are an artefact, by inference: constant predictions, such as inputs in a wrong "
+        "scale give.",
         "White box: the same attack by the net's own gradients, for comparison.",
     ),
 )
@@ -308,8 +311,9 @@ WHITE_BOX = Item(
     ),
     draw=partial(draw_white_box, WHITE),
     notes=(
-        "The size of the perturbation is not stated; 32 levels of 255 here. The supplement asks for a small difference of "
-        "logits and for wrong labels at once; we minimise the cross-entropy with a wrong label drawn for each image.",
+        "The size of the perturbation is not stated; 32 levels of 255 here. The supplement asks for a small "
+        "difference of logits and for wrong labels at once; we minimise the cross-entropy with a wrong label drawn "
+        "for each image.",
         "The published curve's numbers are not in the text. Random noise of the same size is our control.",
     ),
 )
@@ -319,17 +323,18 @@ PAPER = Paper(
     "Z. Chen, X. Li, C. Wang, D. Crandall: Generalized Capsule Networks with Trainable Routing Procedure. 2019, "
     "arXiv:1808.08692.",
     claimed=(
-        "Couplings trained as weights do without routing by agreement, are better than it and than a CNN on MNIST and CIFAR-10, "
-        "stack into several layers, and generalise better to what a GAN makes."
+        "Couplings trained as weights do without routing by agreement, are better than it and than a CNN on MNIST "
+        "and CIFAR-10, stack into several layers, and generalise better to what a GAN makes."
     ),
     cost="MNIST: 10,000 steps of 100 images, half a second each on two cores; CIFAR-10 10,000 to 20,000.",
     scale=(
-        "a quarter of the channels and capsule types (64 and 8; CNN 32 channels), 20,000 training images and 4 epochs; CIFAR-10 "
-        "10,000 and 5 with half the width; one-cycle rates; the GAN as published, on 20,000 images an epoch; the white-box "
-        "generator 300 iterations."
+        "a quarter of the channels and capsule types (64 and 8; CNN 32 channels), 20,000 training images and 4 "
+        "epochs; CIFAR-10 10,000 and 5 with half the width; one-cycle rates; the GAN as published, on 20,000 images "
+        "an epoch; the white-box generator 300 iterations."
     ),
     deviations=(
-        "Errors of the released code are not followed: its mask that keeps capsule 9, its diagonal Jacobian, its reshapes.",
+        "Errors of the released code are not followed: its mask that keeps capsule 9, its diagonal Jacobian, its "
+        "reshapes.",
         "Margins are the paper's 0.9; the released nets have 0.7 and 0.6 (preset='official').",
     ),
     items=(TABLE_2, MULTI, TABLE_3, FIG_2, BLACK_BOX, WHITE_BOX),

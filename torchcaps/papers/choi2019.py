@@ -104,8 +104,8 @@ TABLE_1 = Item(
         Claim("AR CapsNet is better on CIFAR-10", ("AR CapsNet", "C10"), ("CapsuleNet", "C10"), False),
     ),
     notes=(
-        "affNIST: the paper chooses its checkpoint by affNIST's validation images, which leaks the target into the choice; "
-        "here it is chosen by held-out digits of the training set.",
+        "affNIST: the paper chooses its checkpoint by affNIST's validation images, which leaks the target into the "
+        "choice; here it is chosen by held-out digits of the training set.",
         "The paper's MNIST+ is a translation; its code turns digits by up to 20 degrees as well (preset='official').",
     ),
 )
@@ -188,8 +188,9 @@ COST = Item(
     ),
     claims=(Claim("AR CapsNet is the faster to train", ("AR CapsNet", "epoch"), ("CapsuleNet", "epoch")),),
     notes=(
-        "The paper's seconds are those of a GTX 1080 with TensorFlow, ours those of this machine's CPU, batches of 100: "
-        "the ratio is what compares, and our dynamic routing is some 30 times as fast as the usual way to write it.",
+        "The paper's seconds are those of a GTX 1080 with TensorFlow, ours those of this machine's CPU, batches of "
+        "100: the ratio is what compares, and our dynamic routing is some 30 times as fast as the usual way to write "
+        "it.",
     ),
 )
 
@@ -207,10 +208,15 @@ FIG_3 = Item(
     notes=("The paper shows pictures only; the numbers are ours.",),
 )
 
-_SIZE = {"cpu": {"images": 1_000}, "smoke": {"images": 40}}
-ALIGNED = Measure("choi2019-table3", alignment, {"net": MNIST}, **_SIZE)
-ALIGNED_PLUS = Measure("choi2019-table3-plus", alignment, {"net": PLUS}, **_SIZE)
-BEFORE_TANH = Measure("choi2019-table3-before", alignment, {"net": MNIST}, options={"before_tanh": True}, **_SIZE)
+
+def _measured(name: str, run: Run, before_tanh: bool = False) -> Measure:
+    options = {"before_tanh": True} if before_tanh else {}
+    return Measure(name, alignment, {"net": run}, options=options, cpu={"images": 1_000}, smoke={"images": 40})
+
+
+ALIGNED = _measured("choi2019-table3", MNIST)
+ALIGNED_PLUS = _measured("choi2019-table3-plus", PLUS)
+BEFORE_TANH = _measured("choi2019-table3-before", MNIST, before_tanh=True)
 _WAYS = ("Rot+", "x+", "y+", "Rot-", "x-", "y-")
 _PRINTED = {
     "8": (0.89, 0.89, 0.91, 0.86, 0.87, 0.86),
@@ -219,8 +225,8 @@ _PRINTED = {
     "average, trained with augmentation": (0.89, 0.88, 0.80, 0.81, 0.84, 0.84),
 }
 _WRONG_AXIS = (
-    "0.311 ± 0.262 is what the wrong axis of the singular value decomposition gives; the stated procedure gives 0.462 ± "
-    "0.269, and can't have a root mean square below 0.447"
+    "0.311 ± 0.262 is what the wrong axis of the singular value decomposition gives; the stated procedure gives "
+    "0.462 ± 0.269, and can't have a root mean square below 0.447"
 )
 
 
@@ -310,15 +316,15 @@ PAPER = Paper(
     "choi2019",
     "J. Choi, H. Seo, S. Im, M. Kang: Attention Routing Between Capsules. ICCV workshops 2019, arXiv:1907.01750.",
     claimed=(
-        "Attention in place of iterations, and a capsule activation, keep MNIST's accuracy with 0.65 of the parameters and "
-        "a fifth of the time, are much better on CIFAR-10, and give capsules that move along one direction for each "
-        "transformation."
+        "Attention in place of iterations, and a capsule activation, keep MNIST's accuracy with 0.65 of the "
+        "parameters and a fifth of the time, are much better on CIFAR-10, and give capsules that move along one "
+        "direction for each transformation."
     ),
     cost="MNIST: 20 epochs of 60,000 images, some 4 minutes each on two cores here; CIFAR-10: 200 epochs.",
     scale=(
-        "a quarter of the channels and half of the capsule types (16 and 4; CapsNet 64 and 8), 20,000 training images of "
-        "which a tenth is held out, 4 epochs; CIFAR-10 10,000 images, 5 epochs; one-cycle rates; alignment on 1,000 "
-        "test digits."
+        "a quarter of the channels and half of the capsule types (16 and 4; CapsNet 64 and 8), 20,000 training "
+        "images of which a tenth is held out, 4 epochs; CIFAR-10 10,000 images, 5 epochs; one-cycle rates; alignment "
+        "on 1,000 test digits."
     ),
     deviations=(
         "The class capsules are not mixed with each other, as the authors' last reshape does.",

@@ -44,7 +44,7 @@ class Context:
             options |= {"source": "digits"} if made else {}
         elif self.scale == "cpu" and name == "affnist":
             name = "affnist-style"  # what there always is; the official set is for the full scale
-        known = {f for f in type(find_spec(name)).__dataclass_fields__}
+        known = set(type(find_spec(name)).__dataclass_fields__)
         found = create_dataset(name, split, self.data_dir, **{k: v for k, v in options.items() if k in known})
         return some_of(found, n)
 

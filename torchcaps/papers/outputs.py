@@ -4,7 +4,7 @@ from pathlib import Path
 
 from torchcaps.analysis.style import COLOURS, MARKERS, new_figure, save, tidy
 from torchcaps.papers.markdown import item_text
-from torchcaps.papers.parts import Item, Paper
+from torchcaps.papers.parts import Cell, Item, Paper
 from torchcaps.papers.records import Store, write_whole
 from torchcaps.papers.summary import Results
 
@@ -48,11 +48,13 @@ def draw_points(results: Results, out: Path) -> None:
     ]
     if not columns:
         return
-    height = 1.4 + 0.32 * len(item.rows)
+    rows = [row for row in item.rows if any(name in row.cells for name, _ in columns)]
+    height = 1.4 + 0.32 * len(rows)
     figure = new_figure(3.2 + 3.2 * len(columns), height)
     panels = figure.subplots(1, len(columns), sharey=True, squeeze=False)[0]
     for axes, (name, unit) in zip(panels, columns, strict=True):
-        for place, row in enumerate(item.rows):
+        named: set[str] = set()  # in the legend
+        for place, row in enumerate(rows):
             cell = row.cells.get(name)
             if cell is None:
                 continue
@@ -66,7 +68,7 @@ def draw_points(results: Results, out: Path) -> None:
                     marker=MARKERS[0],
                     capsize=3,
                     linestyle="",
-                    label="ours" if place == _first(item, results, name) else None,
+                    label=_once("ours", named),
                 )
             if cell.printed is not None:
                 axes.plot(
@@ -76,26 +78,23 @@ def draw_points(results: Results, out: Path) -> None:
                     marker=MARKERS[3],
                     markerfacecolor="none",
                     linestyle="",
-                    label="published" if place == _first_printed(item, name) else None,
+                    label=_once("published", named),
                 )
         tidy(axes, name, unit)
         axes.legend(frameon=False, fontsize=8, loc="best")
-    panels[0].set_yticks(range(len(item.rows)), [row.label for row in item.rows], fontsize=8)
+    panels[0].set_yticks(range(len(rows)), [row.label for row in rows], fontsize=8)
     panels[0].invert_yaxis()
     figure.suptitle(f"{item.title}, scale {results.store.scale}", fontsize=11)
     save(figure, out)
 
 
-def _found(results: Results, cell: object) -> bool:
-    from torchcaps.papers.parts import Cell
-
-    return isinstance(cell, Cell) and (value := results.value(cell)) is not None and value.seeds > 0
+def _found(results: Results, cell: Cell | None) -> bool:
+    return cell is not None and (value := results.value(cell)) is not None and value.seeds > 0
 
 
-def _first(item: Item, results: Results, column: str) -> int:
-    return next(n for n, row in enumerate(item.rows) if _found(results, row.cells.get(column)))
-
-
-def _first_printed(item: Item, column: str) -> int:
-    places = [n for n, row in enumerate(item.rows) if column in row.cells and row.cells[column].printed is not None]
-    return places[0] if places else -1
+def _once(word: str, named: set[str]) -> str | None:
+    """Return a word for the legend the first time."""
+    if word in named:
+        return None
+    named.add(word)
+    return word

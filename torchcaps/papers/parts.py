@@ -1,7 +1,7 @@
 """What a paper is made of, as its file writes it down: runs, measurements, tables and figures with what was published.
 
-Everything here is a choice, frozen and without tensors. A run that two tables name is one run: what makes it the same is
-what it is, not where it stands.
+Everything here is a choice, frozen and without tensors. A run that two tables name is one run: it is told by what it
+is, not by where it stands.
 """
 
 import dataclasses
@@ -159,11 +159,12 @@ class Item:
     measures: tuple[Measure, ...] = ()
     notes: tuple[str, ...] = ()
 
-    def sources(self, rows: tuple[str, ...] = ()) -> list[Source]:
-        """Return what has to be there for it, each once: that of some rows, or of all and of the figure."""
+    def sources(self, rows: tuple[str, ...] = (), columns: tuple[str, ...] = ()) -> list[Source]:
+        """Return what has to be there for it, each once: that of some rows and columns, or all and the figure's."""
         chosen = [row for row in self.rows if not rows or row.label in rows]
-        found: list[Source] = [cell.source for row in chosen for cell in row.cells.values() if cell.source is not None]
-        found += () if rows else self.measures
+        cells = [cell for row in chosen for name, cell in row.cells.items() if not columns or name in columns]
+        found: list[Source] = [cell.source for cell in cells if cell.source is not None]
+        found += () if rows or columns else self.measures
         return list(dict.fromkeys(found))
 
 

@@ -136,6 +136,7 @@ def make_plan(
     store: Store,
     seeds: int,
     rows: tuple[str, ...] = (),
+    columns: tuple[str, ...] = (),
     shard: tuple[int, int] = (1, 1),
     timed: bool = True,
     **own: Any,
@@ -146,12 +147,12 @@ def make_plan(
         item: the table or figure.
         store: its records.
         seeds: how many.
-        rows: labels of those that are wanted; all by default.
+        rows, columns: labels of those that are wanted; all by default.
         shard: (which, of how many): every run belongs to one of them.
         timed: measure how long steps take here; without it times are 0.
         own: fields of all runs, such as threads.
     """
-    jobs = jobs_of(item.sources(rows), seeds, store.scale)
+    jobs = jobs_of(item.sources(rows, columns), seeds, store.scale)
     needed = _needed_weights(jobs, store)
     tasks, numbers = [], {Run: 0, Measure: 0}
     for job in jobs:

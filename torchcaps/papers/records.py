@@ -1,4 +1,4 @@
-"""What came out, on disk: one JSON file for each run and each measurement, images and long lists beside it as ``.npz``."""
+"""What came out, on disk: a JSON file for each run and each measurement, images and long lists beside it, ``.npz``."""
 
 import dataclasses
 import datetime
@@ -92,10 +92,13 @@ class Store:
         path = self.path(job)
         if str(path) not in self._read:
             found = self._load(path)
-            if found is None or (isinstance(job.source, Measure) and found["options"] != _plain(self.options(job))):
-                return None  # a measurement with other options is another one
+            if found is None:
+                return None
             self._read[str(path)] = found
-        return self._read[str(path)]
+        found = self._read[str(path)]
+        if isinstance(job.source, Measure) and found["options"] != _plain(self.options(job)):
+            return None  # a measurement with other options is another one
+        return found
 
     def _load(self, path: Path) -> dict[str, Any] | None:
         try:

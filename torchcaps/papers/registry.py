@@ -1,9 +1,9 @@
 """Which papers there are."""
 
 from torchcaps.papers import chen2019, choi2019, sabour2017, tsai2020, yang2021
-from torchcaps.papers.parts import Item, Paper, Row
+from torchcaps.papers.parts import Item, Paper
 
-__all__ = ["find_item", "find_paper", "find_rows", "list_papers"]
+__all__ = ["find_columns", "find_item", "find_paper", "find_rows", "list_papers"]
 
 PAPERS = tuple(module.PAPER for module in (sabour2017, choi2019, tsai2020, chen2019, yang2021))
 
@@ -32,16 +32,25 @@ def find_rows(item: Item, words: list[str]) -> tuple[str, ...]:
 
     Each word must fit a row; what fits none lists the rows.
     """
-    chosen: dict[str, Row] = {}
+    return _found(item, words, [row.label for row in item.rows], "row")
+
+
+def find_columns(item: Item, words: list[str]) -> tuple[str, ...]:
+    """Return the names of columns in the same way."""
+    return _found(item, words, list(item.columns), "column")
+
+
+def _found(item: Item, words: list[str], known: list[str], what: str) -> tuple[str, ...]:
+    chosen: set[str] = set()
     for word in words:
-        if word.isdigit() and 1 <= int(word) <= len(item.rows):
-            fitting = [item.rows[int(word) - 1]]
+        if word.isdigit() and 1 <= int(word) <= len(known):
+            fitting = {known[int(word) - 1]}
         else:
-            exact = [row for row in item.rows if row.label.lower() == word.lower()]
-            fitting = exact or [row for row in item.rows if word.lower() in row.label.lower()]
+            exact = {name for name in known if name.lower() == word.lower()}
+            fitting = exact or {name for name in known if word.lower() in name.lower()}
         if not fitting:
-            rows = "; ".join(f"{number} {row.label!r}" for number, row in enumerate(item.rows, start=1))
-            known = f"its rows are {rows}" if rows else "it has none to choose from"
-            raise ValueError(f"{item.title} has no row {word!r}: {known}")
-        chosen |= {row.label: row for row in fitting}
-    return tuple(row.label for row in item.rows if row.label in chosen)
+            listed = "; ".join(f"{number} {name!r}" for number, name in enumerate(known, start=1))
+            there = f"its {what}s are {listed}" if listed else "it has none to choose from"
+            raise ValueError(f"{item.title} has no {what} {word!r}: {there}")
+        chosen |= fitting
+    return tuple(name for name in known if name in chosen)

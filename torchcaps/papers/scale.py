@@ -61,8 +61,8 @@ NARROW: dict[type, dict[str, Any]] = {
 }
 # Nothing that decides what comes out of a run, but where and how it is computed.
 FREE = {
-    "seed", "data_dir", "threads", "workers", "devices", "accelerator", "checkpoint_minutes", "checkpoint_steps", "note",
-    "tensorboard", "evaluate_every",
+    "seed", "data_dir", "threads", "workers", "devices", "accelerator", "checkpoint_minutes", "checkpoint_steps",
+    "note", "tensorboard", "evaluate_every",
 }  # fmt: skip
 MADE = ("multimnist", "multimnist-official", "diverse-multimnist", "expanded-mnist", "affnist-style")
 

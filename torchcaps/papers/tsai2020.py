@@ -26,7 +26,10 @@ EXPECTED = Run("tsai2020_em_cifar10", cpu={**SIMPLE, "loss": SPREAD})
 CNN = Run("tsai2020_cnn_cifar10", cpu={**CIFAR, "width": 256})
 RESNET18 = Run("tsai2020_resnet18_cifar10", cpu={**CIFAR, "width": 16})
 
-_BEST_OF = "the best of one to five iterations and of all epochs on the test images; the authors' README has means of 94.85 and 76.27"
+_BEST_OF = (
+    "the best of one to five iterations and of all epochs on the test images; the authors' README has means of 94.85 "
+    "and 76.27"
+)
 _ROWS = {
     "Dynamic routing, simple": (DYNAMIC, "tsai2020_dynamic_cifar100", (84.08, 7.99), (56.96, 31.59)),
     "EM routing, simple": (EXPECTED, "tsai2020_em_cifar100", (82.19, 0.45), (37.73, 0.50)),
@@ -106,8 +109,8 @@ TABLE_1 = Item(
         ),
     ),
     notes=(
-        "The published numbers are of the best epoch on the test images, and the best of one to five iterations; ours are "
-        "of the last epoch, with the paper's two (dynamic routing: three).",
+        "The published numbers are of the best epoch on the test images, and the best of one to five iterations; "
+        "ours are of the last epoch, with the paper's two (dynamic routing: three).",
         "The authors' first code scrambles poses when it unfolds windows; whether the printed numbers come from it is "
         "not known. Ours does not.",
         "Parameters are those of the papers' nets, not of the narrower ones of the scale cpu.",
@@ -172,7 +175,8 @@ _ABLATIONS = {
 ABLATIONS = Item(
     "ablations",
     "Figure 4, ablations",
-    "Inverted attention without layer norm (A), with sequential routing (B), and with activations as in EM routing (C).",
+    "Inverted attention without layer norm (A), with sequential routing (B), and with activations as in EM routing "
+    "(C).",
     columns={"CIFAR-10": ACCURACY},
     rows=tuple(
         Row(f"{label}, {count} iteration{'s' * (count > 1)}", {"CIFAR-10": Cell(None, make(count), "accuracy")})
@@ -202,7 +206,8 @@ ABLATIONS = Item(
     draw=partial(draw_curves, column="CIFAR-10", groups=tuple(_ABLATIONS)),
     notes=(
         "With one iteration B is the paper's own, and so it begins at two.",
-        "What activations are in C is not said; ours are those of EM routing, and scale the pose before the classifier.",
+        "What activations are in C is not said; ours are those of EM routing, and scale the pose before the "
+        "classifier.",
         "By report A ends in uniform predictions with five iterations.",
     ),
 )
@@ -239,8 +244,8 @@ COST = Item(
     ),
     draw=partial(draw_iteration_cost, COSTS),
     notes=(
-        "The figure's table is an image: its numbers can't be read off the text. Ours are of this machine's CPU, and never "
-        "store votes, which is what the paper's memory is made of.",
+        "The figure's table is an image: its numbers can't be read off the text. Ours are of this machine's CPU, and "
+        "never store votes, which is what the paper's memory is made of.",
     ),
 )
 
@@ -300,10 +305,11 @@ PAPER = Paper(
     "Y.-H. H. Tsai, N. Srivastava, H. Goh, R. Salakhutdinov: Capsules with Inverted Dot-Product Attention Routing. "
     "ICLR 2020, arXiv:2002.04764.",
     claimed=(
-        "Inverted attention with layer norm and concurrent iterations beats dynamic and EM routing on CIFAR-10 and CIFAR-100 "
-        "with fewer parameters, comes to ResNet-18 with a ResNet backbone, and tells overlapping digits better than CNNs."
+        "Inverted attention with layer norm and concurrent iterations beats dynamic and EM routing on CIFAR-10 and "
+        "CIFAR-100 with fewer parameters, comes to ResNet-18 with a ResNet backbone, and tells overlapping digits "
+        "better than CNNs."
     ),
-    cost="350 epochs of 50,000 images; the simple backbone takes some 5 minutes an epoch on two cores, ResNets far more.",
+    cost="350 epochs of 50,000 images; the simple backbone takes 5 minutes an epoch on two cores, ResNets far more.",
     scale=(
         "64 channels and 8 capsule types (the paper: 256 and 32), the CNN with 256 channels (1,024), ResNets narrower; "
         "10,000 images, 5 epochs, tested on 5,000; one-cycle rates up to the paper's. DiverseMultiMNIST: 10,000 "

@@ -45,7 +45,8 @@ _PRINTED = {
 TABLE_2 = Item(
     "table2",
     "Table II",
-    "Dynamic routing and routing by a quadratic program with L2 and L1 penalties, with and without (/FC) reconstruction.",
+    "Dynamic routing and routing by a quadratic program with L2 and L1 penalties, with and without (/FC) "
+    "reconstruction.",
     columns={"MNIST": ERROR, "Fashion-MNIST": ERROR, "CIFAR-10": ERROR},
     rows=tuple(
         Row(
@@ -66,8 +67,8 @@ TABLE_2 = Item(
     notes=(
         "Neither the rate nor the penalty's weight is published: ascent by 0.01 on the batch's mean, lambda 0.001, "
         "coefficients from 0.1.",
-        "The paper's argument that maximising an indefinite form is reasonable is no proof that it is bounded: |b| may grow "
-        "without limit, and a run in which it passes 100 stops and is recorded as diverged.",
+        "The paper's argument that maximising an indefinite form is reasonable is no proof that it is bounded: |b| "
+        "may grow without limit, and a run in which it passes 100 stops and is recorded as diverged.",
     ),
 )
 
@@ -149,8 +150,8 @@ FIG_4 = Item(
         ),
     ),
     notes=(
-        "The paper says at least 20 % are saved; the figure's numbers are not in the text. Our dynamic routing is some 30 times "
-        "as fast as the usual way to write it, which leaves little to be saved.",
+        "The paper says at least 20 % are saved; the figure's numbers are not in the text. Our dynamic routing is "
+        "some 30 times as fast as the usual way to write it, which leaves little to be saved.",
         "Three steps of 128 images each, taken in turns, the least of them times 100.",
     ),
 )
@@ -221,13 +222,14 @@ PAPER = Paper(
     "yang2021",
     "H. Yang, S. Li, B. Yu: Routing Towards Discriminative Power of Class Capsules. 2021, arXiv:2103.04278.",
     claimed=(
-        "Coupling coefficients found by a regularised quadratic program with the labels, in turns with training, and fixed "
-        "afterwards, classify as well as dynamic routing or better without a reconstruction net, in a fifth less time."
+        "Coupling coefficients found by a regularised quadratic program with the labels, in turns with training, and "
+        "fixed afterwards, classify as well as dynamic routing or better without a reconstruction net, in a fifth "
+        "less time."
     ),
     cost="MNIST: 15,000 steps, Fashion-MNIST 100,000 (ours; not stated), about a second each on two cores.",
     scale=(
-        "a quarter of the channels and capsule types (64 and 8), 20,000 training images and 4 epochs; CIFAR-10 10,000 and 5; "
-        "one-cycle rates up to the paper's."
+        "a quarter of the channels and capsule types (64 and 8), 20,000 training images and 4 epochs; CIFAR-10 "
+        "10,000 and 5; one-cycle rates up to the paper's."
     ),
     deviations=(
         "Coefficients begin at 0.1, where dynamic routing begins, and not at the 1 of code that implements the paper.",

@@ -29,7 +29,19 @@ __all__ = [
 ]
 
 # What decides how long, where and how a run is watched, but not what it is: two sessions of one run may differ in it.
-FREE = {"epochs", "steps", "minutes", "patience", "threads", "workers", "devices", "accelerator", "data_dir", "note"}
+FREE = {
+    "epochs",
+    "steps",
+    "minutes",
+    "patience",
+    "until",
+    "threads",
+    "workers",
+    "devices",
+    "accelerator",
+    "data_dir",
+    "note",
+}
 FREE |= {"tensorboard", "test_data", "test_options", "test_images", "weights"}
 FREE |= {"evaluate_every", "evaluate_steps", "checkpoint_minutes", "checkpoint_steps"}
 

@@ -12,7 +12,7 @@ class RunError(RuntimeError):
 
 
 class Diverged(RunError):
-    """A run has come to values that are no numbers, or to coefficients without bounds: what was chosen does not train."""
+    """A run has come to values that are no numbers, or to coefficients without bounds: it does not train."""
 
 
 class CheckpointError(ValueError):

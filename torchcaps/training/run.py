@@ -110,7 +110,8 @@ def resume(
     Args:
         path: the folder of the run.
         change: returns the run with other bounds.
-        display, pictures: as for `train`.
+        display: as for `train`.
+        pictures: as for `train`.
     """
     with RunFolder.existing(path) as folder:
         if process_rank() == 0:

@@ -108,6 +108,7 @@ class Found:
         draw: writes figures, and returns which.
         notes: what else there is to say.
         also: further numbers for machines.
+        data: which images, where not those of the job.
     """
 
     title: str
@@ -118,6 +119,7 @@ class Found:
     draw: Callable[[Path], list[Path]]
     notes: tuple[str, ...] = ()
     also: Mapping[str, Any] = field(default_factory=dict)
+    data: str = ""
 
 
 @dataclass(frozen=True)

@@ -77,4 +77,4 @@ def directions(job: Job) -> Found:
         "in_the_plane": ("in the plane", share),
     }
     draw = drawn(analysis.draw_directions, found, job.title, classes=job.one.classes)
-    return Found("two capsules on their way", len(job.dataset), "cosine", columns, numbers, draw)
+    return Found("two capsules on their way", len(job.dataset), "case", columns, numbers, draw)

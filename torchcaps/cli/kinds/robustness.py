@@ -185,5 +185,6 @@ def gan(job: Job) -> Found:
         return [out, images]
 
     title = "error on images that a GAN made, by epochs that it was trained for"
-    also = {"agree": last.agree / 100, "train_images": len(dataset)}
-    return Found(title, last.n_images, "run", columns, numbers, draw, notes, also)
+    also = {"agree": last.agree / 100, "train_images": len(dataset), "data": dataset.name, "split": dataset.split}
+    made_of = f"made of {dataset.name}, {dataset.split}"
+    return Found(title, last.n_images, "run", columns, numbers, draw, notes, also, made_of)

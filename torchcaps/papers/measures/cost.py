@@ -1,7 +1,7 @@
 """What things cost: seconds of a step, memory by iterations, parameters layer by layer."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,9 @@ from torchcaps.routing import EM, Dynamic, InvertedAttention, Quadratic
 __all__ = ["draw_iteration_cost", "epoch_seconds", "iteration_cost", "layer_counts", "routing_seconds"]
 
 
-def _interleaved(steps: dict[str, Callable[[], object]], repeat: int, tick: Callable[[], object]) -> dict[str, float]:
+def _interleaved(
+    steps: Mapping[str, Callable[[], object]], repeat: int, tick: Callable[[], object]
+) -> dict[str, float]:
     """Return the least seconds of each, taken in turns: machines are noisy, and noise only adds."""
     least = dict.fromkeys(steps, float("inf"))
     for _ in range(1 + repeat):

@@ -119,8 +119,9 @@ def _revived(kind: type[Any], measures: Mapping[str, Measure], results: Results)
 def gan_images(
     context: Context, images: int = 60_000, epochs: int = 5, per_class: int = 400, width: float = 1.0, shown: int = 8
 ) -> dict[str, Any]:
-    """Train an AC-GAN on digits, and keep what it makes after every epoch, as bytes. It goes on from where it was killed:
-    after each epoch it is saved.
+    """Train an AC-GAN on digits, and keep what it makes after every epoch, as bytes.
+
+    It is saved after each epoch, and goes on from there where it was killed.
     """
     dataset = context.dataset("mnist", "train", images)
     batch = dataset.examples(torch.arange(len(dataset)))

@@ -1,4 +1,4 @@
-"""What is read off curves and weights: several networks together, the first steps of training, signs of coefficients."""
+"""What is read off curves and weights: networks together, the first steps of training, signs of coefficients."""
 
 from pathlib import Path
 from typing import Any
@@ -140,7 +140,13 @@ def draw_curves(
         for number, (label, (epochs, values)) in enumerate(rows.items()):
             values = [100 * (1 - value) if share else value for value in values]
             style = {"color": COLOURS[number % 7], "marker": MARKERS[number % 7], "markersize": 4}
-            axes.plot(epochs, values, **style, linestyle=("-", "--")[number // 7 % 2], label=label)
+            axes.plot(
+                epochs,
+                values,
+                **style,
+                linestyle=("-", "--")[number // 7 % 2],
+                label=label.removeprefix(group).strip(", ") or label,
+            )
         what = "error, %" if share else "loss"
         tidy(axes, group, "epochs", f"{'test' if key.startswith('test') else 'training'} {what}")
         if rows:

@@ -1,0 +1,121 @@
+"""The published numbers, held against a second copy; parameters, against what the models have."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from torchcaps.papers import find_paper, list_papers
+from torchcaps.papers.parts import Cell, Measure, Parameters, Run
+from torchcaps.papers.summary import n_parameters
+
+LIST = Path(__file__).with_name("published.txt")
+LINE = re.compile(r"(\w+) (\w+) \| (.+?) \| (.+?) \| ([\d.]+)(M?)(?: ± ([\d.]+))?")
+
+
+def copied() -> dict[tuple[str, str, str, str], tuple[float, float | None]]:
+    found = {}
+    for line in LIST.read_text().splitlines():
+        if line.startswith("#"):
+            continue
+        match = LINE.fullmatch(line)
+        assert match is not None, line
+        paper, item, row, column, number, millions, spread = match.groups()
+        value = float(number) * (1e6 if millions else 1)
+        assert (paper, item, row, column) not in found, line
+        found[paper, item, row, column] = value, None if spread is None else float(spread)
+    return found
+
+
+def cells() -> list[tuple[tuple[str, str, str, str], Cell]]:
+    return [
+        ((paper.name, item.name, row.label, column), cell)
+        for paper in list_papers()
+        for item in paper.items
+        for row in item.rows
+        for column, cell in row.cells.items()
+    ]
+
+
+def test_every_published_number_is_the_papers() -> None:
+    ours = {place: (cell.printed.value, cell.printed.spread) for place, cell in cells() if cell.printed is not None}
+    theirs = copied()
+    assert set(ours) == set(theirs)
+    for place, (value, spread) in theirs.items():
+        assert ours[place][0] == pytest.approx(value, rel=1e-4), place
+        assert ours[place][1] == spread, place
+
+
+def test_numbers_that_cannot_be_right_say_so() -> None:
+    notes = {place: cell.printed.note for place, cell in cells() if cell.printed is not None and cell.printed.note}
+    for place, words in (
+        (("chen2019", "blackbox", "CNN", "attacked"), "digit 1"),
+        (("chen2019", "blackbox", "FC G-CapsNets*", "attacked"), "digit 5"),
+        (("chen2019", "table3", "GAN epoch 4", "CNN"), "misprinted"),
+        (("choi2019", "table3", "random vectors, the stated procedure", "x+"), "wrong axis"),
+        (("choi2019", "table2", "L = 2, D = 32", "size"), "8.3M"),
+        (("sabour2017", "table1", "CapsNet, 3 iterations, reconstruction", "MultiMNIST"), "5.0"),
+        (("tsai2020", "table1", "Inverted attention, ResNet", "CIFAR-10"), "best"),
+    ):
+        assert words in notes[place]
+
+
+def test_parameters_are_those_that_are_printed() -> None:
+    """To the printed digits, but for those whose notes say why not."""
+    counted = 0
+    for place, cell in cells():
+        if isinstance(cell.source, Parameters) and cell.printed is not None:
+            count = n_parameters(cell.source.run)
+            if (cell.printed.note and place[0] in ("chen2019", "tsai2020")) or place[2] == "L = 2, D = 32":
+                continue
+            # Rounded or cut off to as many digits as the papers print; Choi counts 256 numbers of batch norms more.
+            assert abs(count - cell.printed.value) <= max(0.012 * cell.printed.value, 5_000), place
+            counted += 1
+    assert counted > 30
+
+
+def test_claims_and_columns_name_what_is_there() -> None:
+    for paper in list_papers():
+        assert all((paper.claimed, paper.cost, paper.scale, paper.deviations, paper.citation))
+        assert len({item.name for item in paper.items}) == len(paper.items)
+        for item in paper.items:
+            labels = [row.label for row in item.rows]
+            assert len(set(labels)) == len(labels)
+            assert item.about.endswith(".")
+            for row in item.rows:
+                assert set(row.cells) <= set(item.columns), (item.name, row.label)
+            for claim in item.claims:
+                for row, column in (claim.better, claim.worse):
+                    (found,) = (r for r in item.rows if r.label == row)
+                    assert column in found.cells
+
+
+def test_measurements_have_names_of_their_own() -> None:
+    named: dict[str, Measure] = {}
+    for paper in list_papers():
+        for item in paper.items:
+            for source in item.sources():
+                if isinstance(source, Measure):
+                    assert named.setdefault(source.name, source) == source
+                    assert source.name.startswith(paper.name)
+    assert len(named) > 20
+
+
+@pytest.mark.parametrize(
+    ("paper", "items"),
+    [
+        ("sabour2017", "table1 fig3 fig4 fig5 sec52 sec7 figa1 figa2"),
+        ("choi2019", "table1 table2 cost fig3 table3 fig4 fig5"),
+        ("tsai2020", "table1 fig4 ablations fig4cost fig5"),
+        ("chen2019", "table2 multi table3 fig2 blackbox whitebox"),
+        ("yang2021", "table2 fig2 fig3 fig4 multimnist assumptions"),
+    ],
+)
+def test_nothing_is_missing(paper: str, items: str) -> None:
+    assert [item.name for item in find_paper(paper).items] == items.split()
+
+
+def test_a_run_that_two_tables_name_is_one_run() -> None:
+    (fig4, table1) = (find_paper("tsai2020").item(name) for name in ("fig4", "table1"))
+    shared = [source for source in fig4.sources() if isinstance(source, Run) and source in table1.sources()]
+    assert len(shared) == 3

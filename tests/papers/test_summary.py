@@ -1,0 +1,170 @@
+"""Numbers from records, with known answers: intervals, verdicts, tables."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from torchcaps.analysis.alignment import Alignment
+from torchcaps.metrics import wilson_interval
+from torchcaps.papers.held import flat, revived
+from torchcaps.papers.markdown import item_text, ours, published
+from torchcaps.papers.parts import Cell, Claim, Item, Measure, Paper, Parameters, Published, Row, Run
+from torchcaps.papers.records import Job, Store
+from torchcaps.papers.report import write_report
+from torchcaps.papers.scale import digest, run_spec
+from torchcaps.papers.summary import Results, Value
+from torchcaps.routing import Dynamic
+
+
+def nothing(context: Any) -> dict[str, Any]:
+    return {}
+
+
+def measured(name: str) -> Measure:
+    return Measure(name, nothing)
+
+
+def item_of(**claim: Any) -> Item:
+    rows = tuple(Row(name, {"error": Cell(Published(1.0, 0.1), measured(name), "error")}) for name in ("a", "b"))
+    claims = (Claim("a is better", ("a", "error"), ("b", "error"), **claim),)
+    return Item("t", "Table", "A table.", {"error": "test error, %"}, rows, claims)
+
+
+def filled(tmp_path: Path, a: list[float], b: list[float], images: int = 10_000) -> Results:
+    store = Store("cpu", tmp_path / "results", tmp_path / "work")
+    item = item_of()
+    for name, numbers in (("a", a), ("b", b)):
+        for seed, number in enumerate(numbers):
+            store.write_measure(Job(measured(name), seed), {"error": number, "error_images": images}, 1.0)
+    return Results(item, store)
+
+
+def test_one_seed_has_the_interval_of_its_test_images(tmp_path: Path) -> None:
+    value = filled(tmp_path, [2.0], []).value(item_of().rows[0].cells["error"])
+    low, high = wilson_interval(200, 10_000)
+    assert value is not None
+    assert (value.mean, value.seeds, value.spread) == (2.0, 1, None)
+    assert (value.low, value.high) == pytest.approx((100 * low, 100 * high))
+
+
+def test_seeds_widen_the_interval_in_squares(tmp_path: Path) -> None:
+    value = filled(tmp_path, [1.8, 2.2], []).value(item_of().rows[0].cells["error"])
+    assert value is not None
+    _, high = wilson_interval(200, 10_000)
+    spread = math.sqrt(0.08)
+    assert value.spread == pytest.approx(spread)
+    assert value.high - value.mean == pytest.approx(math.hypot(100 * high - 2, 1.959964 * spread / math.sqrt(2)))
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "word"),
+    [([1.0], [3.0], "holds"), ([3.0], [1.0], "contradicted"), ([1.9], [2.0], "undecided"), ([1.0], [], "not run")],
+)
+def test_a_claim_holds_where_the_interval_of_the_difference_excludes_zero(
+    tmp_path: Path, a: list[float], b: list[float], word: str
+) -> None:
+    (verdict,) = filled(tmp_path, a, b).verdicts()
+    assert verdict.word == word
+    assert str(verdict).startswith(f"{word}: a is better")
+
+
+def test_more_may_be_better(tmp_path: Path) -> None:
+    results = filled(tmp_path, [3.0], [1.0])
+    claim = Claim("a is better", ("a", "error"), ("b", "error"), lower=False)
+    assert results.verdict(claim).word == "holds"
+
+
+def test_tables_have_both_columns_and_say_what_did_not_run(tmp_path: Path) -> None:
+    results = filled(tmp_path, [2.0, 2.2], [])
+    paper = Paper("p", "P.", "c", "c", "s", ("d",), (results.item,))
+    text = item_text(paper, results.item, results.store)
+    assert "| a | 1 ± 0.1 | 2.10 (1.77 to 2.46), 2 seeds |" in text
+    assert "| b | 1 ± 0.1 | not run |" in text
+    assert "Scale: cpu." in text
+
+
+def test_notes_stand_below_the_table(tmp_path: Path) -> None:
+    row = Row("a", {"error": Cell(Published(5.0, note="it can't be"), None)})
+    item = Item("t", "Table", "A table.", {"error": "%"}, (row,))
+    text = item_text(Paper("p", "", "", "", "", (), (item,)), item, Store("cpu", tmp_path, tmp_path))
+    assert "| a | 5 [1] |" in text
+    assert "[1] it can't be" in text
+
+
+def test_a_run_that_diverged_is_a_result(tmp_path: Path) -> None:
+    store = Store("smoke", tmp_path / "results", tmp_path / "work")
+    run = Run("capsnet_small")
+    store.write_diverged(Job(run, 0), run_spec(run, "smoke"), "step 3: |b| passed 100", 0.1)
+    item = Item("t", "Table", "A table.", {"error": "%"}, (Row("a", {"error": Cell(None, run)}),))
+    value = Results(item, store).value(item.rows[0].cells["error"])
+    assert value is not None
+    assert ours(value, "%") == "diverged (1 of 1)"
+
+
+def test_numbers_are_printed_as_they_can_be_read() -> None:
+    assert ours(Value(8_215_568.0, 0, 0, None, 0), "parameters") == "8,215,568"
+    assert published(Cell(8.21e6, Parameters(Run("capsnet_small"))), "parameters") == "8.21M"
+    assert ours(Value(0.01234, 0.01234, 0.01234, None, 1), "ratio") == "0.0123, 1 seed"
+    assert ours(None, "ratio") == "not run"
+
+
+def test_a_record_is_not_taken_for_a_measurement_with_other_options(tmp_path: Path) -> None:
+    store = Store("cpu", tmp_path / "results", tmp_path / "work")
+    few, many = (Measure("m", nothing, options={"images": n}) for n in (10, 20))
+    store.write_measure(Job(few, 0), {"a": 1.0}, 0.0)
+    assert store.record(Job(few, 0)) is not None
+    assert store.record(Job(many, 0)) is None
+
+
+def test_what_an_analysis_returns_comes_back_from_its_record(tmp_path: Path) -> None:
+    result = Alignment(
+        names=("a", "b"),
+        ratios=torch.rand(10, 6),
+        std=torch.rand(10, 6),
+        averages=torch.rand(6),
+        n=torch.arange(10),
+        cosines=torch.rand(90, 3),
+        moved=torch.rand(90, 3) > 0.5,
+        labels=torch.arange(90) % 10,
+        n_still=3,
+        reference=(0.462, 0.269),
+        printed_reference=(0.308, 0.262),
+        before_tanh=False,
+    )
+    store = Store("cpu", tmp_path / "results", tmp_path / "work")
+    store.write_measure(Job(measured("m"), 0), flat(result), 0.0)
+    fresh = Store("cpu", tmp_path / "results", tmp_path / "work").record(Job(measured("m"), 0))
+    assert fresh is not None
+    back = revived(Alignment, fresh["found"])
+    assert back.names == result.names
+    assert back.reference == result.reference
+    assert torch.equal(back.moved, result.moved)
+    assert torch.equal(back.averages, result.averages)
+    assert torch.allclose(back.cosines, result.cosines, atol=1e-3)  # kept in half precision, to draw
+
+
+def test_a_run_is_named_by_what_it_is() -> None:
+    run = Run("sabour2017_mnist", {"routing": Dynamic(1)})
+    same, other = Run("sabour2017_mnist", {"routing": Dynamic(1)}), Run("sabour2017_mnist")
+    names = [digest(run_spec(r, "cpu", seed)) for r, seed in ((run, 0), (same, 5), (other, 0))]
+    assert names[0] == names[1] != names[2]
+    assert digest(run_spec(run, "cpu", threads=1, data_dir="/somewhere")) == names[0]
+
+
+def test_the_report_says_what_did_not_run(tmp_path: Path) -> None:
+    out = tmp_path / "report.md"
+    write_report(Store("cpu", tmp_path / "results", tmp_path / "work"), out, "torchcaps report")
+    text = out.read_text()
+    for words in (
+        "## sabour2017",
+        "## yang2021",
+        "not run",
+        "0.25 ± 0.005",
+        "8,215,568",
+        "torchcaps reproduce chen2019",
+    ):
+        assert words in text
+    assert "![" not in text, "a picture of nothing"
