@@ -42,7 +42,8 @@ def test_an_item_runs_and_produces_its_files(paper: Paper, item: Item, store: St
 
 def _late(read: str) -> bool:
     """Whether a number is of an epoch that the scale smoke does not come to."""
-    return read[-1:].isdigit() and int(read.split()[-1]) > 2
+    last = read.split()[-1]
+    return last.isdigit() and int(last) > 2
 
 
 def test_a_record_says_everything(store: Store) -> None:

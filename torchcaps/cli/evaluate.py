@@ -1,6 +1,5 @@
 """``torchcaps evaluate``."""
 
-import dataclasses
 import json
 import os
 import sys
@@ -10,16 +9,15 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from torchcaps.cli.parser import Parser, described, kind_of
+from torchcaps.cli.images import BELOW, add_data_flags, chosen_images
+from torchcaps.cli.parser import Parser
 from torchcaps.cli.runs import share
 from torchcaps.cli.tables import print_table, start_table
 from torchcaps.cli.words import Flags
-from torchcaps.data.registry import create_dataset, find_spec, is_folder
 from torchcaps.training.loading import Trained, load_run, measure
 from torchcaps.training.measure import Measures
-from torchcaps.training.names import find_data
 from torchcaps.training.run import measures_json
-from torchcaps.training.setting import open_test, some_of
+from torchcaps.training.setting import some_of
 
 __all__ = ["evaluate_command"]
 
@@ -36,9 +34,7 @@ def evaluate_command(words: list[str]) -> None:
     sys.path.insert(0, os.getcwd())
     parser = Parser(prog="torchcaps evaluate", description=DESCRIPTION)
     parser.add_argument("runs", nargs="+", help="folders of runs")
-    parser.add_argument("--data", type=str | None, help="another data set, or a folder of images")
-    parser.add_argument("--split", default="test", help="which part of it")
-    parser.add_argument("--data-dir", type=str | None, help="the data folder (default: the run's, else TORCHCAPS_DATA)")
+    add_data_flags(parser, words)
     parser.add_argument(
         "--weights",
         type=Literal["last", "best", "average"] | None,
@@ -47,14 +43,7 @@ def evaluate_command(words: list[str]) -> None:
     parser.add_argument("--test-images", type=int | None, help="at most so many images, always the same ones")
     parser.add_argument("--threads", type=int | None, help="of the CPU")
     parser.add_argument("--json", action="store_true", help="for machines")
-    data = next((w for b, w in zip(["", *words], words, strict=False) if b == "--data"), None)
-    data = data or next((w.partition("=")[2] for w in words if w.startswith("--data=")), None)
-    spec = None if data is None else find_spec("folder") if is_folder(data) else find_spec(find_data(data))
-    for field in dataclasses.fields(spec) if spec is not None else ():
-        text = described(type(spec), field.name)
-        parser.add_argument(f"--data-options.{field.name}", type=kind_of(spec, field.name) | None, help=text)
-    parser.shown = {"--data-options.": "--data."}
-    flags = Flags(parser.flags, switches={"--json"}, below={"--data.": "--data-options."}, who="evaluate")
+    flags = Flags(parser.flags, switches={"--json"}, below=BELOW, who="evaluate")
     words, _ = flags.read(parser, words)
     options = parser.parse_args(words)
     for name in ("threads", "test_images"):
@@ -65,28 +54,12 @@ def evaluate_command(words: list[str]) -> None:
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     runs = [load_run(path, options.weights) for path in options.runs]
-    dataset = _dataset(runs[0], options)
+    dataset = chosen_images(runs[0], options)
     results = _measured(runs, some_of(dataset, options.test_images))
     if options.json:
         print(json.dumps(_as_json(runs, dataset, results), indent=2))
     else:
         _show(runs, dataset, results)
-
-
-def _dataset(run: Trained, options: Any) -> Any:
-    spec = run.spec
-    if options.data_dir is not None:
-        spec = dataclasses.replace(spec, data_dir=options.data_dir)
-    chosen = {k: v for k, v in dict(options.get("data_options") or {}).items() if v is not None}
-    if options.data is None and options.split == "test":
-        found = open_test(spec)
-        if found is None:
-            raise ValueError(f"{run.path} has no test images: give some by --data")
-        return found
-    name = options.data or spec.how.data
-    used = chosen if options.data is not None else dict(spec.data_options)
-    root = None if is_folder(name) else spec.data_dir
-    return create_dataset(name if is_folder(name) else find_data(name), options.split, root, **used)
 
 
 def _measured(runs: list[Trained], dataset: Any) -> dict[str, Measures]:

@@ -147,7 +147,8 @@ def make_plan(
         item: the table or figure.
         store: its records.
         seeds: how many.
-        rows, columns: labels of those that are wanted; all by default.
+        rows: labels of those that are wanted; all by default.
+        columns: their names, in the same way.
         shard: (which, of how many): every run belongs to one of them.
         timed: measure how long steps take here; without it times are 0.
         own: fields of all runs, such as threads.

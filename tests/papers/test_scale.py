@@ -1,0 +1,79 @@
+"""The scales: what becomes of a run."""
+
+import pytest
+
+import torchcaps
+from torchcaps.models import (
+    Chen2019,
+    Chen2019Dynamic,
+    Chen2019Multi,
+    ChenCNN,
+    ChenFlatCNN,
+    Choi2019,
+    FlatCNN,
+    Hinton2018,
+    LeNet,
+    PooledCNN,
+    ResNet18,
+    Sabour2017,
+    Tsai2020,
+    Tsai2020Diverse,
+    Tsai2020Dynamic,
+    Tsai2020EM,
+    TsaiCNN,
+    TsaiDiverseCNN,
+    Yang2021,
+)
+from torchcaps.models.registry import REGISTRY
+from torchcaps.models.schedules import OneCycle
+from torchcaps.papers.parts import Run
+from torchcaps.papers.scale import NARROW, run_spec
+from torchcaps.routing import Dynamic
+
+ARCHITECTURES = {
+    Chen2019,
+    Chen2019Dynamic,
+    Chen2019Multi,
+    ChenCNN,
+    ChenFlatCNN,
+    Choi2019,
+    FlatCNN,
+    Hinton2018,
+    LeNet,
+    PooledCNN,
+    ResNet18,
+    Sabour2017,
+    Tsai2020,
+    Tsai2020Diverse,
+    Tsai2020Dynamic,
+    Tsai2020EM,
+    TsaiCNN,
+    TsaiDiverseCNN,
+    Yang2021,
+}
+
+
+def test_every_architecture_can_be_narrow() -> None:
+    assert set(NARROW) == ARCHITECTURES
+    assert {type(entry.spec) for entry in REGISTRY.values()} == ARCHITECTURES
+
+
+@pytest.mark.parametrize("name", torchcaps.list_models())
+def test_full_is_the_papers_own_setting_and_smoke_needs_no_file(name: str) -> None:
+    full, smoke = run_spec(Run(name), "full"), run_spec(Run(name), "smoke")
+    assert full.how == REGISTRY[name].recipe(REGISTRY[name].spec)
+    assert not full.fields
+    assert smoke.how.steps == 2
+    source = smoke.data_options.get("source", smoke.how.data)
+    assert source == "digits"
+    assert smoke.how.test_data in ("", "affnist-style")
+
+
+def test_cpu_changes_what_the_paper_says_and_nothing_else() -> None:
+    run = Run("sabour2017_mnist", {"routing": Dynamic(1)}, {"width": 64, "epochs": 4, "schedule": OneCycle()})
+    spec = run_spec(run, "cpu", seed=3, threads=1)
+    assert spec.fields == {"routing": Dynamic(1), "width": 64}
+    assert (spec.how.epochs, spec.how.steps, spec.seed, spec.threads) == (4, None, 3, 1)
+    assert spec.how.optimizer == run_spec(run, "full").how.optimizer
+    assert run.but(cpu={"width": 32}, reconstruction=False).cpu["width"] == 32
+    assert run.cpu["width"] == 64
