@@ -125,7 +125,7 @@ def test_what_an_analysis_returns_comes_back_from_its_record(tmp_path: Path) -> 
         ratios=torch.rand(10, 6),
         std=torch.rand(10, 6),
         averages=torch.rand(6),
-        n=torch.arange(10),
+        n=tuple(range(10)),
         cosines=torch.rand(90, 3),
         moved=torch.rand(90, 3) > 0.5,
         labels=torch.arange(90) % 10,

@@ -1,5 +1,6 @@
 """What a measurement is given: its options, its seed, images, and a word to the bar now and then."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,7 @@ from torchcaps.papers.scale import MADE, Scale
 from torchcaps.training import Trained
 from torchcaps.training.setting import some_of
 
-__all__ = ["Context"]
+__all__ = ["Context", "first_of_each", "mean_of"]
 
 
 @dataclass(frozen=True)
@@ -68,3 +69,12 @@ class Context:
 def first_of_each(labels: Tensor, n: int) -> Tensor:
     """Return the places of the first ``n`` images of each class, in the order of classes."""
     return torch.cat([(labels == number).nonzero()[:n, 0] for number in labels.unique(sorted=True)])
+
+
+def mean_of(name: str, values: Tensor) -> dict[str, float | None]:
+    """Return the mean of numbers, one an image or more, and half of its 95 % interval, as a record names them."""
+    if not len(values):
+        return {name: None}
+    of_images = values.double().flatten(1).mean(1) if values.dim() > 1 else values.double()
+    half = 1.959964 * float(of_images.std()) / math.sqrt(len(of_images)) if len(of_images) > 1 else 0.0
+    return {name: float(of_images.mean()), f"{name}_half": half}

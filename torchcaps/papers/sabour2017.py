@@ -135,8 +135,9 @@ FIG_4 = Item(
     notes=("The paper shows pictures only; the numbers are ours.",),
 )
 
+SHARPER = MULTI.but(cpu={"steps": 4_000})  # decodes of Table 1's short run are still blurred
 FIG_5_MEASURE = Measure(
-    "sabour2017-fig5", segmentations, {"net": MULTI}, cpu={"images": 2_000}, smoke={"images": 32, "shown": 4}
+    "sabour2017-fig5", segmentations, {"net": SHARPER}, cpu={"images": 2_000}, smoke={"images": 32, "shown": 4}
 )
 FIG_5 = Item(
     "fig5",
@@ -148,12 +149,19 @@ FIG_5 = Item(
         Row("decodes by prediction", {"overlap": Cell(None, FIG_5_MEASURE, "by_prediction")}),
         Row("by label, both digits recognised", {"overlap": Cell(None, FIG_5_MEASURE, "by_label_when_right")}),
         Row("by label, one or both mistaken", {"overlap": Cell(None, FIG_5_MEASURE, "by_label_when_wrong")}),
+        Row("ink given to the digit whose decode is darker there", {"overlap": Cell(None, FIG_5_MEASURE, "by_darker")}),
         Row("all ink given to both digits", {"overlap": Cell(None, FIG_5_MEASURE, "baseline")}),
     ),
     claims=(
         Claim(
             "decodes tell overlapping digits apart better than all of the ink would",
             ("decodes by label", "overlap"),
+            ("all ink given to both digits", "overlap"),
+            lower=False,
+        ),
+        Claim(
+            "decodes say which of the two digits ink belongs to",
+            ("ink given to the digit whose decode is darker there", "overlap"),
             ("all ink given to both digits", "overlap"),
             lower=False,
         ),
@@ -312,8 +320,8 @@ PAPER = Paper(
     ),
     scale=(
         "a quarter of the channels and capsule types (64 and 8; baselines 32 or 64 channels), 20,000 training images "
-        "and 4 epochs on MNIST, 1,500 steps on MultiMNIST, 10,000 images and 5 epochs on CIFAR-10; one-cycle rates. "
-        "Section 5.2 stops at 97 % instead of 99.2 %."
+        "and 4 epochs on MNIST, 1,500 steps on MultiMNIST (4,000 for Figure 5), 10,000 images and 5 epochs on "
+        "CIFAR-10; one-cycle rates. Section 5.2 stops at 97 % instead of 99.2 %."
     ),
     deviations=(
         "Reconstruction weighs 0.0005 as printed; the authors' code weighs it 20 times as much (preset='official').",

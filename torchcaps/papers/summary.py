@@ -25,9 +25,9 @@ class Value:
 
     Args:
         mean: over the seeds.
-        low, high: the 95 % interval: of the share on so many test images (Wilson's), and of the mean over seeds where
-            there are two or more, added in squares. The same images test every seed, so that more seeds do not make the
-            first part smaller.
+        low, high: the 95 % interval: of the share on so many test images (Wilson's) or of a mean over images, and of
+            the mean over seeds where there are two or more, added in squares. The same images test every seed, so that
+            more seeds do not make the first part smaller.
         spread: the standard deviation over the seeds, ``None`` for one.
         seeds: how many. diverged: how many more did not train.
     """
@@ -46,7 +46,8 @@ class Verdict:
 
     Args:
         claim: the claim.
-        word: ``"holds"``, ``"contradicted"``, ``"undecided"`` or ``"not run"``.
+        word: ``"holds"``, ``"contradicted"``, ``"undecided"`` or ``"not run"``; ``"one measurement agrees"``, or
+            disagrees, where there is no interval.
         difference: by how much the better is better; ``half`` of its 95 % interval.
     """
 
@@ -58,7 +59,8 @@ class Verdict:
     def __str__(self) -> str:
         if self.word == "not run":
             return f"not run: {self.claim.text}"
-        return f"{self.word}: {self.claim.text} (by {self.difference:.2f} ± {self.half:.2f})"
+        half = f" ± {self.half:.3g}" if self.half else ""
+        return f"{self.word}: {self.claim.text} (by {self.difference:.3g}{half})"
 
 
 class Results:
@@ -87,7 +89,7 @@ class Results:
         if isinstance(cell.source, Parameters):
             count = float(n_parameters(cell.source.run))
             return Value(count, count, count, None, 0)
-        numbers, images, diverged = [], 0, 0
+        numbers, halves, images, diverged = [], [], 0, 0
         for _, record in self.records(cell.source):
             found = record["found"]
             if found.get("diverged"):
@@ -96,10 +98,11 @@ class Results:
             number = _number(found, cell)
             if number is not None:
                 numbers.append(number)
+                halves.append(found.get(f"{cell.read}_half") or 0.0)
                 images = found.get("n" if isinstance(cell.source, Run) else f"{cell.read}_images") or 0
         if not numbers:
             return Value(math.nan, math.nan, math.nan, None, 0, diverged) if diverged else None
-        return _summed(numbers, images, diverged)
+        return _summed(numbers, images, max(halves), diverged)
 
     def cell(self, row: str, column: str) -> Cell:
         """Return a cell by the labels of its row and column."""
@@ -120,6 +123,9 @@ class Results:
             return Verdict(claim, "holds" if trained else "contradicted", math.inf if trained else -math.inf)
         difference = worse.mean - better.mean if claim.lower else better.mean - worse.mean
         half = math.hypot(*((value.high - value.low) / 2 for value in (better, worse)))
+        if not half:  # one measurement of each: no interval, no verdict
+            word = "one measurement agrees" if difference > 0 else "one measurement disagrees"
+            return Verdict(claim, word, difference)
         word = "holds" if difference > half else "contradicted" if -difference > half else "undecided"
         return Verdict(claim, word, difference, half)
 
@@ -137,10 +143,10 @@ def _rest(found: dict[str, Any]) -> dict[str, float]:
     return {name: found[name] for name in ("seconds", "steps", "epochs")}
 
 
-def _summed(numbers: list[float], images: int, diverged: int) -> Value:
+def _summed(numbers: list[float], images: int, half: float, diverged: int) -> Value:
     mean = statistics.fmean(numbers)
     spread = statistics.stdev(numbers) if len(numbers) > 1 else None
-    low = high = 0.0
+    low = high = half
     if images:  # a share in per cent
         bounds = wilson_interval(round(mean / 100 * images), images)
         low, high = mean - 100 * bounds[0], 100 * bounds[1] - mean

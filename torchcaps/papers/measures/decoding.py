@@ -7,9 +7,9 @@ import torch
 
 from torchcaps.analysis.perturbation import Perturbation, draw_perturbation, perturb
 from torchcaps.analysis.reconstruction import Reconstructions, draw_reconstructions, reconstruct
-from torchcaps.analysis.segmentation import Segmentation, draw_segmentation, segment
+from torchcaps.analysis.segmentation import Segmentation, draw_segmentation, intersection_over_union, segment
 from torchcaps.analysis.style import new_figure, save, show_image
-from torchcaps.papers.context import Context, first_of_each
+from torchcaps.papers.context import Context, first_of_each, mean_of
 from torchcaps.papers.held import flat, revived
 from torchcaps.papers.parts import Measure
 from torchcaps.papers.summary import Results
@@ -35,14 +35,13 @@ def reconstructions(context: Context, net: Trained, images: int = 10_000, shown:
     surest = found.confidence[wrong].argsort(descending=True)
     chosen = torch.cat([right[first_of_each(batch.labels[right], 1)][:shown], wrong[surest][:shown]])
     few = reconstruct(net.model, batch.images[chosen], batch.labels[chosen], batch.targets[chosen])  # type: ignore[arg-type]
-    pixels = batch.targets[0].numel()
     return {
         "n": len(batch.labels),
         "wrong": len(wrong),
-        "squared_error": float(found.error_by_label.mean()),
-        "squared_error_per_pixel": float(found.error_by_label.mean()) / pixels,
-        "squared_error_of_wrong_by_prediction": float(found.error_by_prediction[wrong].mean()) if len(wrong) else None,
-        "squared_error_of_wrong_by_label": float(found.error_by_label[wrong].mean()) if len(wrong) else None,
+        "squared_error_per_pixel": float(found.error_by_label.mean()) / batch.targets[0].numel(),
+        **mean_of("squared_error", found.error_by_label),
+        **mean_of("squared_error_of_wrong_by_prediction", found.error_by_prediction[wrong]),
+        **mean_of("squared_error_of_wrong_by_label", found.error_by_label[wrong]),
         **flat(few, "shown_"),
     }
 
@@ -88,11 +87,19 @@ def segmentations(context: Context, net: Trained, images: int = 10_000, shown: i
     chosen = torch.cat([right, wrong])
     parts = (part[chosen] for part in (batch.images, batch.labels, batch.targets))
     few = segment(net.model, *parts, seed=context.seed)  # type: ignore[arg-type]
-    means = {f.removeprefix("mean_"): getattr(found, f) for f in flat(found) if f.startswith("mean_")}
+    darker = found.by_label.mean(2)  # [B, 2, H, W]
+    given = found.truth.any(1, keepdim=True) & (darker > darker.flip(1))
+    overlaps = {
+        "by_label": found.iou_by_label,
+        "by_prediction": found.iou_by_prediction,
+        "baseline": found.baseline,
+        "by_darker": intersection_over_union(given, found.truth),
+        "by_label_when_right": found.iou_by_label[found.right],
+        "by_label_when_wrong": found.iou_by_label[~found.right],
+    }
     return {
-        **{name: 100 * value for name, value in means.items()},
-        "by_label_when_right": 100 * float(found.iou_by_label[found.right].mean()) if len(right) else None,
-        "by_label_when_wrong": 100 * float(found.iou_by_label[~found.right].mean()) if len(wrong) else None,
+        **{name: value for what, values in overlaps.items() for name, value in mean_of(what, 100 * values).items()},
+        "absent_ink": 100 * found.mean_absent_ink,
         "n": len(found.right),
         "right": 100 * float(found.right.float().mean()),
         **flat(few, "shown_"),
@@ -131,13 +138,10 @@ def foreign_decoder(
         [targets[labels == c].mean(0) if bool((labels == c).any()) else targets.mean(0) for c in range(10)]
     )
     few = first_of_each(labels, 1)[:shown]
-    error = {
-        "own": (proper - targets).square().flatten(1).sum(1).mean(),
-        "foreign": (foreign - targets).square().flatten(1).sum(1).mean(),
-        "class_mean": (mean[labels] - targets).square().flatten(1).sum(1).mean(),
-    }
+    decodes = {"own": proper, "foreign": foreign, "class_mean": mean[labels]}
+    errors = {name: (decoded - targets).square().flatten(1).sum(1) for name, decoded in decodes.items()}
     return {
-        **{name: float(value) for name, value in error.items()},
+        **{name: value for what, error in errors.items() for name, value in mean_of(what, error).items()},
         "n": len(chosen),
         "shown_images": targets[few],
         "shown_own": proper[few],

@@ -41,6 +41,7 @@ def alignment(context: Context, net: Trained, images: int = 10_000, before_tanh:
         for digit in range(found.ratios.shape[0]):
             if int(found.n[digit]):
                 numbers[f"{digit} {name}"] = float(found.ratios[digit, column])
+        numbers[f"average {name}_half"] = _half_of_average(found, column)
         numbers[f"random {name}"] = found.reference[0]
         numbers[f"random as printed {name}"] = found.printed_reference[0]
     moved = found.cosines[found.moved]
@@ -50,6 +51,14 @@ def alignment(context: Context, net: Trained, images: int = 10_000, before_tanh:
         "cosine_above_half": 100 * float((moved > 0.5).float().mean()),
     }
     return {**numbers, **flat(found)}
+
+
+def _half_of_average(found: Alignment, column: int) -> float:
+    """Return half of the 95 % interval of the mean over classes, by the images' deviations within them."""
+    n = torch.tensor(found.n)
+    seen = n > 0
+    variance = found.std[seen, column].double().square() / n[seen]
+    return 1.959964 * float(variance.sum().sqrt()) / int(seen.sum())
 
 
 def draw_alignment_table(measure: Measure, results: Results, out: Path) -> None:
