@@ -164,7 +164,7 @@ def test_the_report_is_written(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     main(["reproduce", "chen2019", "multi", *places, "--work", str(tmp_path / "w")])
     main(["report", "--scale", "smoke", *places, "--out", str(tmp_path / "page.md")])
     text = (tmp_path / "page.md").read_text()
-    assert "| Conv Caps Routing#1 | 56400 [1] | 100352, 1 seed |" in text
+    assert "| Conv Caps Routing#1 | 56,400 [1] | 100,352 |" in text
     assert "chen2019-multi.png" in text
     record = json.loads((tmp_path / "r/smoke/measures/chen2019-multi-seed0.json").read_text())
     assert record["found"]["total"] == 750_816

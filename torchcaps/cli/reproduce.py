@@ -7,6 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.markdown import Markdown
+
 from torchcaps.cli.parser import Parser
 from torchcaps.cli.runs import leave_safely
 from torchcaps.cli.tables import print_table, start_table
@@ -121,7 +124,16 @@ def _reproduce(paper: Paper, items: list[Item], store: Store, options: Any) -> N
             print(f"torchcaps: {problem}", file=sys.stderr)
         for path in write_item(paper, item, store):
             print(f"written: {path}")
-        print("\n" + item_text(paper, item, store, heading=False))
+        _show_text(item_text(paper, item, store, heading=False))
+
+
+def _show_text(text: str) -> None:
+    """Print Markdown: laid out on a terminal, as it is elsewhere."""
+    print()
+    if sys.stdout.isatty():
+        Console().print(Markdown(text))
+    else:
+        print(text)
 
 
 def _absolute(path: str | None) -> str | None:

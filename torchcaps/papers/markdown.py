@@ -17,6 +17,7 @@ def published(cell: Cell, unit: str) -> str:
     if printed is None:
         return ""
     number = f"{printed.value / 1e6:.4g}M" if unit == "parameters" else f"{printed.value:g}"
+    number = f"{printed.value:,.0f}" if unit == "numbers" else number
     return number + (f" ± {printed.spread:g}" if printed.spread is not None else "")
 
 
@@ -31,11 +32,13 @@ def ours(value: Value | None, unit: str) -> str:
     words = _figure(value.mean, unit)
     if value.low < value.high:
         words += f" ({_figure(value.low, unit)} to {_figure(value.high, unit)})"
-    words += f", {value.seeds} seed{'s' * (value.seeds > 1)}"
+    words += "" if value.once else f", {value.seeds} seed{'s' * (value.seeds > 1)}"
     return words + (f", {value.diverged} more diverged" if value.diverged else "")
 
 
 def _figure(number: float, unit: str) -> str:
+    if unit == "numbers":
+        return f"{number:,.0f}"
     if unit in DIGITS:
         return f"{number:.{DIGITS[unit]}f}"
     if number == 0 or not math.isfinite(number):

@@ -27,29 +27,30 @@ between rows are what there is to see.
 """
 
 
-def write_report(store: Store, out: Path, command: str) -> Path:
-    """Write the page, and all tables and figures anew; return where it is."""
+def write_report(store: Store, out: Path, command: str, figures: bool = True) -> Path:
+    """Write the page and, unless ``figures`` are to stay as they are, all tables and figures; return where it is."""
     findings = store.results / FINDINGS
     parts = [HEAD.format(scale=store.scale, command=command, results=store.results)]
     summary = findings / "summary.md"
     if summary.exists():
         parts.append(summary.read_text(encoding="utf-8").strip() + "\n")
     for paper in list_papers():
-        parts.append(_paper_text(paper, store, out, findings))
+        parts.append(_paper_text(paper, store, out, findings, figures))
     write_whole(out, "\n".join(parts).encode())
     return out
 
 
-def _paper_text(paper: Paper, store: Store, out: Path, findings: Path) -> str:
+def _paper_text(paper: Paper, store: Store, out: Path, findings: Path, figures: bool) -> str:
     lines = [f"## {paper.name}", "", paper.citation, "", f"Claimed: {paper.claimed}", ""]
     lines += [f"At the scale `cpu`: {paper.scale}", ""]
     for item in paper.items:
+        if figures:
+            write_item(paper, item, store)
         lines += _item_lines(paper, item, store, out, findings)
     return "\n".join(lines)
 
 
 def _item_lines(paper: Paper, item: Item, store: Store, out: Path, findings: Path) -> list[str]:
-    write_item(paper, item, store)
     lines = [item_text(paper, item, store)]
     if not has_results(item, store):
         return [*lines, f"Not run here: `torchcaps reproduce {paper.name} {item.name} --scale {store.scale}`", ""]

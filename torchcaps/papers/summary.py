@@ -1,5 +1,6 @@
 """From records to numbers: the mean over seeds with a 95 % interval, and whether a paper's claim holds."""
 
+import dataclasses
 import math
 import statistics
 from collections.abc import Iterator
@@ -30,6 +31,7 @@ class Value:
             more seeds do not make the first part smaller.
         spread: the standard deviation over the seeds, ``None`` for one.
         seeds: how many. diverged: how many more did not train.
+        once: whether there is nothing that a seed decides.
     """
 
     mean: float
@@ -38,6 +40,7 @@ class Value:
     spread: float | None
     seeds: int
     diverged: int = 0
+    once: bool = False
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,9 @@ class Results:
                 images = found.get("n" if isinstance(cell.source, Run) else f"{cell.read}_images") or 0
         if not numbers:
             return Value(math.nan, math.nan, math.nan, None, 0, diverged) if diverged else None
-        return _summed(numbers, images, max(halves), diverged)
+        value = _summed(numbers, images, max(halves), diverged)
+        once = isinstance(cell.source, Measure) and cell.source.once
+        return dataclasses.replace(value, once=once)
 
     def cell(self, row: str, column: str) -> Cell:
         """Return a cell by the labels of its row and column."""
