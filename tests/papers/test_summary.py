@@ -1,5 +1,6 @@
 """Numbers from records, with known answers: intervals, verdicts, tables."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -168,3 +169,34 @@ def test_the_report_says_what_did_not_run(tmp_path: Path) -> None:
     ):
         assert words in text
     assert "![" not in text, "a picture of nothing"
+
+
+def test_runs_on_the_same_images_are_compared_image_by_image(tmp_path: Path) -> None:
+    """McNemar's variance: 30 images right with a alone, 10 with b alone, of 10,000."""
+    store = Store("smoke", tmp_path / "results", tmp_path / "work")
+    runs = {"a": Run("capsnet_small"), "b": Run("capsnet_small", {"routing": Dynamic(1)})}
+    right = torch.ones(10_000, dtype=torch.bool)
+    a, b = right.clone(), right.clone()
+    b[:30] = False
+    a[30:40] = False
+    a[100:300] = b[100:300] = False  # wrong with both: these say nothing of the difference
+    for name, bits in (("a", a), ("b", b)):
+        write_tested(store, runs[name], bits)
+    rows = tuple(Row(name, {"error": Cell(None, run)}) for name, run in runs.items())
+    item = Item("t", "Table", "A table.", {"error": "%"}, rows, (Claim("a is better", ("a", "error"), ("b", "error")),))
+    (verdict,) = Results(item, store).verdicts()
+    assert verdict.word == "holds"
+    assert verdict.difference == pytest.approx(0.2)
+    variance = (30 + 10 - 20**2 / 10_000) / 10_000 / 9_999
+    assert verdict.half == pytest.approx(100 * 1.959964 * math.sqrt(variance))
+
+
+def write_tested(store: Store, run: Run, bits: torch.Tensor) -> None:
+    folder = store.folder(Job(run, 0))
+    folder.path.mkdir(parents=True)
+    folder.write_config(run_spec(run, "smoke"))
+    n, n_right = len(bits), int(bits.sum())
+    test = {"accuracy": n_right / n, "n": n, "n_right": n_right, "loss": 0.0}
+    report = {"ended": "", "epochs": 1, "steps": 2, "seconds": 1.0, "weights": "last", "test": {"last": test}}
+    folder.results.write_text(json.dumps({**report, "machine": {}}))
+    store.write_run(Job(run, 0), 0.0, bits)

@@ -26,7 +26,7 @@ from torchcaps.training.folder import RunFolder
 from torchcaps.training.record import read_rows
 from torchcaps.training.run import machine
 
-__all__ = ["RESULTS", "WORK", "Job", "Store"]
+__all__ = ["RESULTS", "WORK", "Job", "Store", "as_hex", "from_hex", "source_name", "write_whole"]
 
 RESULTS = Path("results/papers")
 WORK = Path("runs/papers")
@@ -124,8 +124,8 @@ class Store:
         runs = {name: Job(run, job.seed).key(self.scale) for name, run in measure.runs.items()}
         return {**options, **({"runs": runs} if runs else {})}
 
-    def write_run(self, job: Job, minutes: float) -> None:
-        """Write the record of a run that is over."""
+    def write_run(self, job: Job, minutes: float, right: Tensor | None) -> None:
+        """Write the record of a run that is over; ``right``: for each test image whether it was recognised."""
         assert isinstance(job.source, Run)
         folder = self.folder(job)
         report = json.loads(folder.results.read_text(encoding="utf-8"))
@@ -142,6 +142,7 @@ class Store:
             "n_right": test.get("n_right"),
             "tests": {kind: {k: one[k] for k in ("accuracy", "loss")} for kind, one in report["test"].items()},
             "by_class": test.get("found"),
+            "right": None if right is None else as_hex(right),
         }
         curve = [{k: v for k, v in row.items() if v is not None} for row in read_rows(folder.metrics)]
         extra_keys = {"curve": curve, "minutes": round(minutes, 2), "machine": report["machine"]}
@@ -185,6 +186,27 @@ class Store:
             path.with_suffix(".npz").unlink(missing_ok=True)
         write_whole(path, (json.dumps({**head, **values, **tail}, indent=1) + "\n").encode())
         self._read.pop(str(path), None)
+
+
+def as_hex(bits: Tensor) -> str:
+    """Return truth values as hexadecimal digits, eight a byte, the first of them the highest bit.
+
+    >>> as_hex(torch.tensor([True, False, False, False, False, False, False, True, True]))
+    '8180'
+    """
+    padded = torch.cat([bits.to(torch.uint8), bits.new_zeros(-len(bits) % 8, dtype=torch.uint8)]).view(-1, 8)
+    weights = 2 ** torch.arange(7, -1, -1)
+    return bytes((padded * weights).sum(1).tolist()).hex()
+
+
+def from_hex(text: str, n: int) -> Tensor:
+    """Return the first ``n`` truth values that hexadecimal digits stand for.
+
+    >>> from_hex("8180", 9).nonzero().flatten().tolist()
+    [0, 7, 8]
+    """
+    values = torch.tensor(list(bytes.fromhex(text)), dtype=torch.uint8)
+    return ((values[:, None] >> torch.arange(7, -1, -1)) & 1).flatten()[:n].bool()
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -15,7 +15,9 @@ from torchcaps.papers.scale import run_spec
 from torchcaps.training import Diverged, load_run, resume, train
 from torchcaps.training.display import Display
 from torchcaps.training.errors import extra
+from torchcaps.training.loading import right_images
 from torchcaps.training.measure import Tally
+from torchcaps.training.setting import open_test
 
 __all__ = ["Bar", "work_through"]
 
@@ -130,7 +132,10 @@ def _train(job: Job, store: Store, bar: Bar, start: float, own: dict[str, Any]) 
     except Diverged as error:
         store.write_diverged(job, spec, str(error), (time.monotonic() - start) / 60)
         return f"diverged: {error}"
-    store.write_run(job, (time.monotonic() - start) / 60)
+    trained = load_run(folder.path)
+    images = open_test(trained.spec)
+    right = None if images is None else right_images(trained, images)
+    store.write_run(job, (time.monotonic() - start) / 60, right)
     found = store.record(job)
     assert found is not None
     accuracy = found["found"]["accuracy"]

@@ -5,8 +5,12 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from torchcaps.data import Dataset, Loader, MeanImage, Pipeline, create_pipeline
 from torchcaps.models import Network
+from torchcaps.models.judging import is_right
 from torchcaps.training.checkpoint import Checkpoint, read_checkpoint, refuse_foreign
 from torchcaps.training.errors import CheckpointError
 from torchcaps.training.folder import RunFolder
@@ -14,7 +18,7 @@ from torchcaps.training.measure import Measures, Tally, loss_of
 from torchcaps.training.setting import make_network
 from torchcaps.training.spec import RunSpec
 
-__all__ = ["Trained", "load_run", "measure"]
+__all__ = ["Trained", "load_run", "measure", "right_images"]
 
 
 @dataclass(frozen=True)
@@ -115,13 +119,21 @@ def _pipeline(spec: RunSpec, checkpoint: Checkpoint) -> Pipeline:
     return Pipeline(*lists)
 
 
+def right_images(run: Trained, dataset: Dataset) -> Tensor:
+    """Return for each image whether a network recognises it: truth values, in the order of the data set."""
+    with torch.no_grad():
+        found = [
+            is_right(run.model, run.model(batch.images, batch.labels).scores, batch.labels)
+            for batch in run.loader(dataset).epoch(0)
+        ]
+    return torch.cat(found)
+
+
 def measure(runs: list[Trained], dataset: Dataset, progress: object = None) -> Measures:
     """Test one network, or several together: the mean of their scores, as the papers do.
 
     Choi 2019 and Sabour 2017 (CIFAR-10) add up the lengths of the class capsules. The loss is the mean of theirs.
     """
-    import torch
-
     kinds = {run.model.recipe.loss.scores for run in runs}
     if len(kinds) > 1:
         raise ValueError(
