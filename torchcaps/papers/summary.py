@@ -52,18 +52,21 @@ class Verdict:
         word: ``"holds"``, ``"contradicted"``, ``"undecided"`` or ``"not run"``; ``"one measurement agrees"``, or
             disagrees, where there is no interval.
         difference: by how much the better is better; ``half`` of its 95 % interval.
+        seeds: how many there were of the one that has fewer: of one, the interval is that of the images alone.
     """
 
     claim: Claim
     word: str
     difference: float = 0.0
     half: float = 0.0
+    seeds: int = 0
 
     def __str__(self) -> str:
         if self.word == "not run":
             return f"not run: {self.claim.text}"
-        half = f" ± {self.half:.3g}" if self.half else ""
-        return f"{self.word}: {self.claim.text} (by {self.difference:.3g}{half})"
+        half = f" ± {self.half:.2g}" if self.half else ""
+        seeds = f", {self.seeds} seed{'s' * (self.seeds > 1)}" if self.seeds and self.half else ""
+        return f"{self.word}: {self.claim.text} (by {self.difference:.2g}{half}{seeds})"
 
 
 class Results:
@@ -130,18 +133,19 @@ class Results:
         if better.seeds == 0 or worse.seeds == 0:  # one of them did not train
             trained = better.seeds > 0
             return Verdict(claim, "holds" if trained else "contradicted", math.inf if trained else -math.inf)
+        seeds = min(better.seeds, worse.seeds)
         difference = worse.mean - better.mean if claim.lower else better.mean - worse.mean
         paired = self._paired(self.cell(*claim.better), self.cell(*claim.worse))
         if paired is not None:
             difference, half = paired
             word = "holds" if difference > half else "contradicted" if -difference > half else "undecided"
-            return Verdict(claim, word, difference, half)
+            return Verdict(claim, word, difference, half, seeds)
         half = math.hypot(*((value.high - value.low) / 2 for value in (better, worse)))
         if not half:  # one measurement of each: no interval, no verdict
             word = "one measurement agrees" if difference > 0 else "one measurement disagrees"
             return Verdict(claim, word, difference)
         word = "holds" if difference > half else "contradicted" if -difference > half else "undecided"
-        return Verdict(claim, word, difference, half)
+        return Verdict(claim, word, difference, half, seeds)
 
     def _paired(self, better: Cell, worse: Cell) -> tuple[float, float] | None:
         """Return by how much more of the same test images one run recognises than another, in per cent, and half of the
