@@ -8,6 +8,7 @@ from torchcaps.papers.outputs import figure_path, has_results, write_item
 from torchcaps.papers.parts import Item, Paper
 from torchcaps.papers.records import Store, write_whole
 from torchcaps.papers.registry import list_papers
+from torchcaps.papers.summary import Results
 
 __all__ = ["write_report"]
 
@@ -60,4 +61,18 @@ def _item_lines(paper: Paper, item: Item, store: Store, out: Path, findings: Pat
     found = findings / f"{paper.name}-{item.name}.md"
     if found.exists():
         lines += [found.read_text(encoding="utf-8").strip(), ""]
-    return [*lines, f"Again: `torchcaps reproduce {paper.name} {item.name} --scale {store.scale}`", ""]
+    return [
+        *lines,
+        f"{_cost(item, store)} Again: `torchcaps reproduce {paper.name} {item.name} --scale {store.scale}`",
+        "",
+    ]
+
+
+def _cost(item: Item, store: Store) -> str:
+    """Return what an item has taken, by its records: those that it shares with others are counted in each."""
+    results = Results(item, store)
+    records = [record for source in item.sources() for _, record in results.records(source)]
+    seconds = sum(record["found"].get("seconds") or record.get("seconds") or 0.0 for record in records)
+    threads = sorted({record["machine"]["threads"] for record in records})
+    each = f"{threads[0]} thread{'s' * (threads[0] > 1)}" if len(threads) == 1 else "one or more threads"
+    return f"{len(records)} records, {seconds / 60:.0f} minutes on {each}."
