@@ -136,11 +136,14 @@ def show_objects(axes: Any, image: Tensor) -> None:
     show_image(axes, image)
 
 
-def draw_reconstructions(result: Reconstructions, out: Path | str, title: str = "", n: int = 10) -> None:
+def draw_reconstructions(
+    result: Reconstructions, out: Path | str, title: str = "", n: int = 10, counts: tuple[int, int] | None = None
+) -> None:
     """Draw inputs over outputs under their (label, prediction, reconstruction target): Sabour 2017, figure 3.
 
     First up to ``n`` images that are right, then up to ``n / 2`` that are wrong, the most confident first, each
-    decoded by its label and by its prediction.
+    decoded by its label and by its prediction. ``counts``: how many are right of how many, where the result holds a
+    selection of them only.
     """
     if n < 2:
         raise ValueError(f"n must be 2 columns or more, got {n}")
@@ -162,10 +165,11 @@ def draw_reconstructions(result: Reconstructions, out: Path | str, title: str = 
     def write(x: float, y: float, words: str, **options: Any) -> None:
         figure.text(x / width, 1 - y / height, words, fontsize=8, **options)
 
-    share = f"{int(result.right.sum()):,} of {len(result.right):,} images right"
+    n_right, n_all = counts or (int(result.right.sum()), len(result.right))
+    share = f"{n_right:,} of {n_all:,} images right"
     write(width / 2, 0.06, f"{title}: {share}" if title else share, ha="center", va="top")
     write(0.08, 0.3, "right, as (l, p, r): label, prediction, what is reconstructed", va="top")
-    words = f"wrong: {len(failed):,}, the most confident first, decoded by label and by prediction"
+    words = f"wrong: {n_all - n_right:,}, the most confident first, decoded by label and by prediction"
     write(0.08, tops[1] - gap - 0.1, words if failed else "no image of these was taken for another class", va="top")
     if not right:
         write(left, tops[0] + side, "no image of these is right", va="center")

@@ -156,12 +156,15 @@ def _absent(labels: Tensor, predictions: Tensor, n_classes: int, seed: int) -> T
 # Drawing ---------------------------------------------------------------------------------------------------------
 
 
-def draw_segmentation(result: Segmentation, out: Path | str, title: str = "", n: int = 8) -> None:
+def draw_segmentation(
+    result: Segmentation, out: Path | str, title: str = "", n: int = 8, counts: tuple[int, int] | None = None
+) -> None:
     """Draw images over the decodes of their two digits, one in orange and one in blue: Sabour 2017, figure 5.
 
     Above each stand R, the classes that are decoded, and L, the labels. First ``n`` that are right, then up to
     ``n / 2`` that are wrong, decoded by their labels (R:l) and by what was predicted (R:p), then ``n`` pairs of a
-    label and a class that is neither label nor prediction (*), of which nothing should be seen.
+    label and a class that is neither label nor prediction (*), of which nothing should be seen. ``counts``: how many
+    are right of how many, where the result holds a selection of them only.
     """
     if n < 2:
         raise ValueError(f"n must be 2 columns or more, got {n}")
@@ -179,9 +182,10 @@ def draw_segmentation(result: Segmentation, out: Path | str, title: str = "", n:
         absent.append((place, f"R:({label}, {other}*)", pair))
     whole = [(place, f"R:{_pair(result.labels[place].tolist())}", result.by_label[place]) for place in right[:n]]
     iou = f"IoU {result.mean_by_label:.3f} by label, {result.mean_by_prediction:.3f} by prediction"
+    n_right, n_all = counts or (len(right), len(result.right))
     groups = [
-        (f"right: {len(right):,} of {len(result.right):,} images", whole),
-        (f"wrong: {len(wrong):,}" if wrong else "no image of these is wrong", failures),
+        (f"right: {n_right:,} of {n_all:,} images", whole),
+        (f"wrong: {n_all - n_right:,}" if wrong else "no image of these is wrong", failures),
         (f"*: absent from image and prediction; inks {100 * result.mean_absent_ink:.1f} % of the image's ink", absent),
     ]
     _draw_groups(

@@ -49,7 +49,7 @@ def draw_points(results: Results, out: Path) -> None:
     if not columns:
         return
     rows = [row for row in item.rows if any(name in row.cells for name, _ in columns)]
-    height = 1.4 + 0.32 * len(rows)
+    height = 1.7 + 0.32 * len(rows)
     figure = new_figure(3.2 + 3.2 * len(columns), height)
     panels = figure.subplots(1, len(columns), sharey=True, squeeze=False)[0]
     for axes, (name, unit) in zip(panels, columns, strict=True):
@@ -81,9 +81,12 @@ def draw_points(results: Results, out: Path) -> None:
                     label=_once("published", named),
                 )
         tidy(axes, name, unit)
-        axes.legend(frameon=False, fontsize=8, loc="best")
     panels[0].set_yticks(range(len(rows)), [row.label for row in rows], fontsize=8)
     panels[0].invert_yaxis()
+    handles = {
+        label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=2, frameon=False, fontsize=8)
     figure.suptitle(f"{item.title}, scale {results.store.scale}", fontsize=11)
     save(figure, out)
 

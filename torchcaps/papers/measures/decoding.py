@@ -1,5 +1,6 @@
 """What capsules decode to: reconstructions, perturbations, segmentations, and a decoder that is not their own."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,9 @@ def draw_measured_reconstructions(measure: Measure, results: Results, out: Path)
     """Draw the few."""
     record = results.first(measure)
     assert record is not None
-    draw_reconstructions(revived(Reconstructions, record["found"], "shown_"), out, results.item.title)
+    found = record["found"]
+    counts = (found["n"] - found["wrong"], found["n"])
+    draw_reconstructions(revived(Reconstructions, found, "shown_"), out, results.item.title, counts=counts)
 
 
 def perturbations(context: Context, net: Trained, classes: int = 10) -> dict[str, Any]:
@@ -110,7 +113,13 @@ def draw_measured_segmentation(measure: Measure, results: Results, out: Path) ->
     """Draw the few, in two colours."""
     record = results.first(measure)
     assert record is not None
-    draw_segmentation(revived(Segmentation, record["found"], "shown_"), out, results.item.title)
+    found = record["found"]
+    few = revived(Segmentation, found, "shown_")
+    means = {"mean_by_label": "by_label", "mean_by_prediction": "by_prediction", "mean_baseline": "baseline"}
+    means |= {"mean_absent_ink": "absent_ink"}
+    few = dataclasses.replace(few, **{field: found[name] / 100 for field, name in means.items()})
+    counts = (round(found["n"] * found["right"] / 100), found["n"])
+    draw_segmentation(few, out, results.item.title, counts=counts)
 
 
 def foreign_decoder(
