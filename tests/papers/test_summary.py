@@ -69,7 +69,7 @@ def test_a_claim_holds_where_the_interval_of_the_difference_excludes_zero(
 ) -> None:
     (verdict,) = filled(tmp_path, a, b).verdicts()
     assert verdict.word == word
-    assert str(verdict).startswith(f"{word}: a is better")
+    assert str(verdict).startswith(f"{word} with one seed: a is better" if b else f"{word}: a is better")
 
 
 def test_more_may_be_better(tmp_path: Path) -> None:

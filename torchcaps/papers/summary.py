@@ -65,8 +65,9 @@ class Verdict:
         if self.word == "not run":
             return f"not run: {self.claim.text}"
         half = f" ± {self.half:.2g}" if self.half else ""
-        seeds = f", {self.seeds} seed{'s' * (self.seeds > 1)}" if self.seeds and self.half else ""
-        return f"{self.word}: {self.claim.text} (by {self.difference:.2g}{half}{seeds})"
+        seeds = f", {self.seeds} seeds" if self.seeds > 1 and self.half else ""
+        word = f"{self.word} with one seed" if self.seeds == 1 and self.half else self.word
+        return f"{word}: {self.claim.text} (by {self.difference:.2g}{half}{seeds})"
 
 
 class Results:
