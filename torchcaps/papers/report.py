@@ -22,7 +22,7 @@ the command that makes it again. A number stands with its 95 % interval (that of
 the mean over seeds, added in squares) and the number of seeds. "not run" means that nothing ran: nothing is copied.
 
 A claim of a paper **holds** where the interval of the difference excludes zero, is **contradicted** where it does so on
-the other side, and is **undecided** otherwise; runs that were tested on the same images are compared image by image. With
+the other side, and is **undecided** otherwise; runs that were tested on the same images are compared one by one. With
 one seed the interval is that of the images alone, and says nothing of another training. At the scale `cpu` nets are
 narrower, images and epochs fewer than in the papers, alike for all rows of a table: absolute numbers are not comparable
 with the published ones, differences between rows are what there is to see.
