@@ -14,6 +14,7 @@ from torchcaps.cli.parser import Parser
 from torchcaps.cli.runs import leave_safely
 from torchcaps.cli.tables import print_table, start_table
 from torchcaps.cli.words import Flags
+from torchcaps.data.scratch import scratch
 from torchcaps.papers.markdown import item_text
 from torchcaps.papers.outputs import write_item
 from torchcaps.papers.parts import Item, Measure, Paper, Run
@@ -61,7 +62,10 @@ def reproduce_command(words: list[str]) -> None:
     words, _ = Flags(parser.flags, switches={"--plan"}, who="reproduce").read(parser, words)
     options = parser.parse_args(words)
     options.rows, options.columns = rows, columns
+    _check(parser, options)
     if options.paper is None:
+        if rows or columns:
+            parser.error("--rows and --columns take all words up to the next flag: name paper and table before them")
         _list_papers()
         return
     if options.item is None:
@@ -69,10 +73,11 @@ def reproduce_command(words: list[str]) -> None:
         return
     paper = find_paper(options.paper)
     items = list(paper.items) if options.item == "all" else [find_item(options.paper, options.item)[1]]
-    _check(parser, options)
     if (options.rows or options.columns) and len(items) > 1:
         parser.error("--rows and --columns need one table or figure: 'all' has many")
     store = Store(options.scale, options.results, options.work)
+    for name in ("results", "work") if not options.plan else ():
+        _check_folder(parser, name, Path(options[name]).expanduser())
     leave_safely(lambda: _reproduce(paper, items, store, options))
 
 
@@ -89,7 +94,7 @@ def _several(parser: Parser, words: list[str], flag: str) -> tuple[list[str], li
                 values += [value] if equals else []
                 continue
         (values if reading else rest).append(word)
-    if flag in words and not values:
+    if (flag in words or any(word.startswith(f"{flag}=") for word in words)) and not all(values or [""]):
         parser.error(f"{flag} needs numbers from 1, or words of the labels")
     return rest, values
 
@@ -97,6 +102,9 @@ def _several(parser: Parser, words: list[str], flag: str) -> tuple[list[str], li
 def _check(parser: Parser, options: Any) -> None:
     if options.scale not in SCALES:
         parser.error(f"--scale must be smoke, cpu or full, got {options.scale!r}")
+    for name in ("results", "work"):
+        if not options[name]:
+            parser.error(f"--{name} needs a folder's name")
     for name in ("seeds", "threads"):
         if options[name] is not None and options[name] < 1:
             parser.error(f"--{name} must be 1 or more, got {options[name]}")
@@ -106,6 +114,16 @@ def _check(parser: Parser, options: Any) -> None:
     if found is None or not 1 <= int(found[1]) <= int(found[2]):
         parser.error(f"--shard must be WHICH/OF, such as 2/8, got {options.shard!r}")
     options.shard = (int(found[1]), int(found[2]))
+
+
+def _check_folder(parser: Parser, name: str, folder: Path) -> None:
+    """Refuse a folder that can't be written before anything is trained for it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with scratch(folder):
+            pass
+    except OSError as error:
+        parser.error(f"--{name} {folder} can't be written: {error.strerror or error}")
 
 
 def _reproduce(paper: Paper, items: list[Item], store: Store, options: Any) -> None:
@@ -145,7 +163,8 @@ def _show_plan(plan: Plan, item: Item, store: Store, options: Any) -> None:
     runs = [task for task in todo if isinstance(task.job.source, Run)]
     measures = [task for task in todo if isinstance(task.job.source, Measure)]
     done = sum(task.state == "done" for task in plan.tasks)
-    words = [f"{len(runs)} runs with {sum(task.steps for task in runs):,} steps", f"{len(measures)} measurements"]
+    words = [f"{_counted(len(runs), 'run')} with {sum(task.steps for task in runs):,} steps"]
+    words.append(_counted(len(measures), "measurement"))
     words += [f"{done} done already"] if done else []
     words += (
         [f"{sum(task.state == 'elsewhere' for task in plan.tasks)} of other shards"] if options.shard[1] > 1 else []
@@ -154,6 +173,9 @@ def _show_plan(plan: Plan, item: Item, store: Store, options: Any) -> None:
     if plan.seconds:
         memory = max((task.memory for task in todo), default=0)
         print(f"on this machine about {_duration(plan.seconds)}, and {memory / 2**20:,.0f} MiB of memory")
+        load, cores = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0, os.cpu_count() or 1
+        if load > cores:
+            print(f"(it is busy: {load:.0f} processes want its {cores} cores, so that it may take less when it is not)")
     missing = plan.missing()
     if not missing:
         return
@@ -161,7 +183,7 @@ def _show_plan(plan: Plan, item: Item, store: Store, options: Any) -> None:
     names = ", ".join(missing)
     get = "; ".join(f"torchcaps data get {name}" for name in missing)
     able = f"rows that can run without it: {'; '.join(without)}" if without else "no row can run without it"
-    message = f"{names} is not here: get it by '{get}'; {able}"
+    message = f"{names} {'is' if len(missing) == 1 else 'are'} not here: get it by '{get}'; {able}"
     if not todo and not done:
         raise ValueError(message)
     print(f"torchcaps: {message}", file=sys.stderr)
@@ -170,6 +192,10 @@ def _show_plan(plan: Plan, item: Item, store: Store, options: Any) -> None:
 def _lacking(cells: Any, store: Store, options: Any) -> bool:
     """Return whether any number of a row needs data that is not here."""
     return any(missing_data(cell.source, store, options.data_dir) for cell in cells if cell.source is not None)
+
+
+def _counted(n: int, what: str) -> str:
+    return f"{n} {what}{'s' * (n != 1)}"
 
 
 def _duration(seconds: float) -> str:
@@ -208,8 +234,13 @@ def report_command(words: list[str]) -> None:
     options = parser.parse_args(words)
     if options.scale not in SCALES:
         parser.error(f"--scale must be smoke, cpu or full, got {options.scale!r}")
+    if not options.out or not options.results:
+        parser.error("--out and --results need a name")
     out = Path(options.out).expanduser()
     if not out.resolve().parent.is_dir():
         parser.error(f"{options.out} can't be written: there is no folder {out.parent}")
     store = Store(options.scale, options.results)
+    store.forgiving = True  # one broken record is no reason to have no page
     leave_safely(lambda: print(f"written: {write_report(store, out, shlex.join(['torchcaps', *sys.argv[1:]]))}"))
+    for problem in store.problems.values():
+        print(f"torchcaps: {problem}", file=sys.stderr)

@@ -164,6 +164,7 @@ GAN = Measure(
     cpu={"images": 20_000},
     smoke={"images": 40, "epochs": 2, "per_class": 2, "width": 0.1, "shown": 2},
     data=("mnist",),
+    seconds=1_500,
 )
 ON_GAN = Measure(
     "chen2019-table3",
@@ -282,6 +283,7 @@ WHITE = {
         options={"eps": 32},
         cpu={"iterations": 300, "every": 20, "learnt": 5_000, "images": 5_000},
         smoke={"iterations": 2, "every": 1, "learnt": 32, "images": 32},
+        seconds=120,
     )
     for label, (name, run, _, _) in _ATTACKED.items()
 }

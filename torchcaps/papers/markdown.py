@@ -68,12 +68,12 @@ def _table(item: Item, results: Results, notes: list[str]) -> list[str]:
     for name, unit in item.columns.items():
         cells = [row.cells[name] for row in item.rows if name in row.cells]
         if any(cell.printed is not None for cell in cells):
-            heads.append(f"{name}, published ({unit})")
+            heads.append(f"{name}, published{_in(unit)}")
             kinds.append((name, unit, False))
         if any(cell.source is not None for cell in cells):
-            heads.append(f"{name}, ours ({unit})")
+            heads.append(f"{name}, ours{_in(unit)}")
             kinds.append((name, unit, True))
-    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    lines = [_line(heads), "|---" * len(heads) + "|"]
     for row in item.rows:
         words = [row.label]
         for name, unit, is_ours in kinds:
@@ -89,5 +89,14 @@ def _table(item: Item, results: Results, notes: list[str]) -> list[str]:
                         notes.append(cell.printed.note)
                     mark = f" [{notes.index(cell.printed.note) + 1}]"
                 words.append(published(cell, unit) + mark)
-        lines.append("| " + " | ".join(words) + " |")
+        lines.append(_line(words))
     return [*lines, ""]
+
+
+def _in(unit: str) -> str:
+    return f" ({unit})" if unit else ""
+
+
+def _line(cells: list[str]) -> str:
+    """Return a row; what would end a cell is written so that it does not."""
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

@@ -30,9 +30,12 @@ def write_item(paper: Paper, item: Item, store: Store) -> list[Path]:
     table = figure_path(paper, item, store, ".md")
     write_whole(table, item_text(paper, item, store).encode())
     written = [table]
-    if has_results(item, store):
-        for ending in (".png", ".svg"):
-            out = figure_path(paper, item, store, ending)
+    drawn = has_results(item, store)
+    for ending in (".png", ".svg"):
+        out = figure_path(paper, item, store, ending)
+        if not drawn:
+            out.unlink(missing_ok=True)  # of records that are gone
+        else:
             (item.draw or draw_points)(Results(item, store), out)
             written.append(out)
     return written
@@ -87,7 +90,7 @@ def draw_points(results: Results, out: Path) -> None:
         label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=2, frameon=False, fontsize=8)
-    figure.suptitle(f"{item.title}, scale {results.store.scale}", fontsize=11)
+    figure.suptitle(f"{item.title}, scale {results.store.scale}: means and 95 % intervals", fontsize=11)
     save(figure, out)
 
 

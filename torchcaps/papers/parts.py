@@ -69,6 +69,7 @@ class Measure:
         after: measurements whose records it needs.
         once: whether the seed makes no difference, so that it is done for the first alone.
         data: data sets that it reads beside those of its runs.
+        seconds: what it is likely to take at the scale ``cpu``, for the plan.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Measure:
     after: Mapping[str, "Measure"] = field(default_factory=dict, hash=False)
     once: bool = False
     data: tuple[str, ...] = ()
+    seconds: float = 20.0
 
 
 Source = Run | Measure | Parameters

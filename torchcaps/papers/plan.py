@@ -24,7 +24,6 @@ __all__ = ["Plan", "Task", "data_of", "jobs_of", "make_plan", "members_of", "mis
 
 STEPS = 2  # that a time is measured from, after a first one that is not
 FORWARD = 1 / 3  # of a training step's time: that of looking at a batch
-MEASUREMENT = 20.0  # seconds that a measurement is taken to last, for want of anything better
 
 
 @dataclass(frozen=True)
@@ -167,7 +166,7 @@ def make_plan(
         elif number % shard[1] != shard[0] - 1:
             tasks.append(Task(job, "elsewhere"))
         elif isinstance(job.source, Measure):
-            tasks.append(Task(job, "new", seconds=MEASUREMENT if timed and store.scale != "smoke" else 0.0))
+            tasks.append(Task(job, "new", seconds=job.source.seconds if timed and store.scale != "smoke" else 0.0))
         else:
             tasks.append(_run_task(job, store, timed, own))
     return Plan(tuple(tasks))

@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import sys
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,6 +71,8 @@ class Store:
     def __init__(self, scale: Scale, results: Path | str = RESULTS, work: Path | str = WORK) -> None:
         self.scale: Scale = scale
         self.results, self.work = Path(results).expanduser() / scale, Path(work).expanduser() / scale
+        self.problems: dict[str, str] = {}  # of records that can't be read, where they are passed over
+        self.forgiving = False
         self._read: dict[str, dict[str, Any]] = {}
 
     def path(self, job: Job) -> Path:
@@ -102,16 +105,31 @@ class Store:
 
     def _load(self, path: Path) -> dict[str, Any] | None:
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-            arrays = path.with_suffix(".npz")
-            if arrays.exists():
-                numpy = extra("numpy", "arrays of records")
-                with numpy.load(arrays) as file:
-                    found["found"] |= {name: torch.from_numpy(file[name]) for name in file.files}
-        except FileNotFoundError:
+            return self._whole(path)
+        except (FileNotFoundError, NotADirectoryError):
             return None
-        except (OSError, ValueError, KeyError) as error:
-            raise RunError(f"{path} is no record ({error}): remove it, and it is made again") from error
+        except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+            problem = f"{path} is no record ({error}): remove it, and it is made again"
+            if not self.forgiving:
+                raise RunError(problem) from error
+            self.problems[str(path)] = problem
+            return None
+
+    def _whole(self, path: Path) -> dict[str, Any]:
+        """Read a record with its arrays; raise where something is missing."""
+        found = json.loads(path.read_text(encoding="utf-8"))
+        kind = "options" if path.parent.name == "measures" else "config"
+        if not isinstance(found, dict) or not isinstance(found.get("found"), dict) or kind not in found:
+            raise ValueError(f"it lacks 'found' or {kind!r}")
+        if kind == "config" and "accuracy" not in found["found"]:
+            raise ValueError("it lacks the accuracy")
+        if found.get("arrays"):
+            numpy = extra("numpy", "arrays of records")
+            try:
+                with numpy.load(path.with_suffix(".npz")) as file:
+                    found["found"] |= {name: torch.from_numpy(file[name]) for name in found["arrays"]}
+            except FileNotFoundError as error:
+                raise ValueError(f"{path.with_suffix('.npz').name} is missing beside it") from error
         return found
 
     def options(self, job: Job) -> dict[str, Any]:
@@ -122,7 +140,8 @@ class Store:
         options |= measure.cpu if self.scale == "cpu" else {}
         options |= measure.smoke if self.scale == "smoke" else {}
         runs = {name: Job(run, job.seed).key(self.scale) for name, run in measure.runs.items()}
-        return {**options, **({"runs": runs} if runs else {})}
+        after = {name: self.options(Job(before, job.seed)) for name, before in measure.after.items()}
+        return {**options, **({"runs": runs} if runs else {}), **({"after": after} if after else {})}
 
     def write_run(self, job: Job, minutes: float, right: Tensor | None) -> None:
         """Write the record of a run that is over; ``right``: for each test image whether it was recognised."""
@@ -168,7 +187,7 @@ class Store:
                     continue
             small[name] = _plain(value)
         values = {"options": _plain(self.options(job)), "found": small, "seconds": round(seconds, 1)}
-        self._write(job, {**values, "machine": machine()}, arrays)
+        self._write(job, {**values, "arrays": sorted(arrays), "machine": machine()}, arrays)
 
     def _write(self, job: Job, values: dict[str, Any], arrays: dict[str, Tensor]) -> None:
         path = self.path(job)

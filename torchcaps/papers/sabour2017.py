@@ -200,13 +200,14 @@ SECTION_52 = Item(
     "sec52",
     "Section 5.2",
     "Trained on digits at random places and stopped at the same accuracy there, tested on affinely transformed digits.",
-    columns={"expanded MNIST": "test accuracy, %", "affNIST": "test accuracy, %"},
+    columns={"expanded MNIST": "test accuracy, %", "affNIST": "test accuracy, %", "stopped after": "steps"},
     rows=tuple(
         Row(
             label,
             {
                 "expanded MNIST": Cell(published[0], DOMAINS[label], "expanded"),
                 "affNIST": Cell(published[1], DOMAINS[label], "affine"),
+                "stopped after": Cell(None, DOMAINS[label], "steps"),
             },
         )
         for label, published in (("CapsNet", (99.23, 79.0)), ("CNN", (99.22, 66.0)))
@@ -289,7 +290,7 @@ FIG_A1 = Item(
     notes=(
         "The paper reads 0.007 off the second pass after 500 epochs and about 1e-5 off the fifth.",
         "By Procedure 1 the change of a logit is the agreement <v_ij, v_j> itself, which does not go to zero while the "
-        "parent is active: only where votes are small or orthogonal to the capsule. What settles is the couplings.",
+        "parent is active: only where votes are small or orthogonal to the capsule.",
     ),
 )
 

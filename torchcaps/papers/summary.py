@@ -27,8 +27,8 @@ class Value:
     Args:
         mean: over the seeds.
         low, high: the 95 % interval: of the share on so many test images (Wilson's) or of a mean over images, and of
-            the mean over seeds where there are two or more, added in squares. The same images test every seed, so that
-            more seeds do not make the first part smaller.
+            the mean over seeds (Student's, its variance pooled over the runs of a column), added in squares. The same
+            images test every seed, so that more seeds do not make the first part smaller.
         spread: the standard deviation over the seeds, ``None`` for one.
         seeds: how many. diverged: how many more did not train.
         once: whether there is nothing that a seed decides.
@@ -62,8 +62,8 @@ class Verdict:
     seeds: int = 0
 
     def __str__(self) -> str:
-        if self.word == "not run":
-            return f"not run: {self.claim.text}"
+        if not self.difference and not self.half:
+            return f"{self.word}: {self.claim.text}"
         half = f" ± {self.half:.2g}" if self.half else ""
         seeds = f", {self.seeds} seeds" if self.seeds > 1 and self.half else ""
         word = f"{self.word} with one seed" if self.seeds == 1 and self.half else self.word
@@ -75,6 +75,11 @@ class Results:
 
     def __init__(self, item: Item, store: Store) -> None:
         self.item, self.store = item, store
+
+    @property
+    def title(self) -> str:
+        """What stands over a figure that shows one seed's: curves, images."""
+        return f"{self.item.title}, scale {self.store.scale}, seed 0"
 
     def records(self, source: Source) -> Iterator[tuple[int, dict[str, Any]]]:
         """Give the records of a source, seed by seed."""
@@ -109,9 +114,30 @@ class Results:
                 images = found.get("n" if isinstance(cell.source, Run) else f"{cell.read}_images") or 0
         if not numbers:
             return Value(math.nan, math.nan, math.nan, None, 0, diverged) if diverged else None
-        value = _summed(numbers, images, max(halves), diverged)
+        value = _summed(numbers, images, max(halves), diverged, self._noise(cell))
         once = isinstance(cell.source, Measure) and cell.source.once
         return dataclasses.replace(value, once=once)
+
+    def _noise(self, cell: Cell) -> tuple[float, int] | None:
+        """Return the variance of a number from seed to seed, and its degrees of freedom.
+
+        Of two or three seeds it is hardly known. Runs of one column are alike enough to share it: it is pooled over
+        those of them that have several seeds. Measurements have their own.
+        """
+        alike = [cell]
+        if isinstance(cell.source, Run):
+            column = next((n for row in self.item.rows for n, other in row.cells.items() if other is cell), None)
+            alike = [row.cells[column] for row in self.item.rows if column in row.cells] if column else alike
+        total, freedom = 0.0, 0
+        for other in alike:
+            if other.source is None or type(other.source) is not type(cell.source) or other.read != cell.read:
+                continue
+            numbers = [_number(record["found"], other) for _, record in self.records(other.source)]
+            known = [number for number in numbers if number is not None]
+            if len(known) > 1:
+                total += statistics.variance(known) * (len(known) - 1)
+                freedom += len(known) - 1
+        return (total / freedom, freedom) if freedom else None
 
     def cell(self, row: str, column: str) -> Cell:
         """Return a cell by the labels of its row and column."""
@@ -131,9 +157,10 @@ class Results:
         better, worse = (self.value(self.cell(*place)) for place in (claim.better, claim.worse))
         if better is None or worse is None:
             return Verdict(claim, "not run")
-        if better.seeds == 0 or worse.seeds == 0:  # one of them did not train
-            trained = better.seeds > 0
-            return Verdict(claim, "holds" if trained else "contradicted", math.inf if trained else -math.inf)
+        if better.seeds == 0 or worse.seeds == 0:  # one of them did not train, or neither
+            trained = [value.seeds > 0 for value in (better, worse)]
+            words = {(True, False): "holds, the other did not train", (False, True): "contradicted, it did not train"}
+            return Verdict(claim, words.get((trained[0], trained[1]), "neither trained"))
         seeds = min(better.seeds, worse.seeds)
         difference = worse.mean - better.mean if claim.lower else better.mean - worse.mean
         paired = self._paired(self.cell(*claim.better), self.cell(*claim.worse))
@@ -161,10 +188,12 @@ class Results:
         if any(record[seed]["found"].get("right") is None for seed in seeds for record in (one, other)):
             return None
         apart = torch.stack([_right(one[seed]) - _right(other[seed]) for seed in seeds])  # [seeds, images]
-        variance = float(apart.mean(0).var()) / apart.shape[1]
-        if len(seeds) > 1:
-            variance += float(apart.mean(1).var()) / len(seeds)
-        return 100 * float(apart.mean()), 100 * NORMAL * math.sqrt(variance)
+        half = 100 * NORMAL * math.sqrt(float(apart.mean(0).var()) / apart.shape[1])
+        noise = [self._noise(cell) for cell in (better, worse)]
+        if noise[0] is not None and noise[1] is not None:
+            freedom = min(noise[0][1], noise[1][1])
+            half = math.hypot(half, student(freedom) * math.sqrt((noise[0][0] + noise[1][0]) / len(seeds)))
+        return 100 * float(apart.mean()), half
 
 
 def _tested(record: dict[str, Any]) -> tuple[Any, ...]:
@@ -192,17 +221,27 @@ def _rest(found: dict[str, Any]) -> dict[str, float]:
     return {name: found[name] for name in ("seconds", "steps", "epochs")}
 
 
-def _summed(numbers: list[float], images: int, half: float, diverged: int) -> Value:
+# Student's t: what 95 % lie within, by degrees of freedom; beyond these the normal's is near enough.
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
+
+
+def student(freedom: int) -> float:
+    """Return the factor of a standard error whose variance has so many degrees of freedom."""
+    return STUDENT[freedom - 1] if freedom <= len(STUDENT) else NORMAL * (1 + 1.3 / freedom)
+
+
+def _summed(numbers: list[float], images: int, half: float, diverged: int, noise: tuple[float, int] | None) -> Value:
     mean = statistics.fmean(numbers)
     spread = statistics.stdev(numbers) if len(numbers) > 1 else None
     low = high = half
     if images:  # a share in per cent
         bounds = wilson_interval(round(mean / 100 * images), images)
         low, high = mean - 100 * bounds[0], 100 * bounds[1] - mean
-    if spread is not None:
-        of_seeds = NORMAL * spread / math.sqrt(len(numbers))
+    if noise is not None:
+        of_seeds = student(noise[1]) * math.sqrt(noise[0] / len(numbers))
         low, high = math.hypot(low, of_seeds), math.hypot(high, of_seeds)
-    return Value(mean, mean - low, mean + high, spread, len(numbers), diverged)
+    bounds = (0.0, 100.0) if images else (-math.inf, math.inf)
+    return Value(mean, max(bounds[0], mean - low), min(bounds[1], mean + high), spread, len(numbers), diverged)
 
 
 _COUNTS: dict[str, int] = {}

@@ -131,7 +131,7 @@ def _iterated(run: Run, kind: type, count: int, own: int) -> Run:
 FIG_4 = Item(
     "fig4",
     "Figure 4, convergence",
-    "Test accuracy over the epochs with one to five iterations of three routings, on the simple backbone.",
+    "Three routings with one to five iterations on the simple backbone: accuracy, and in the figure error over epochs.",
     columns={"CIFAR-10": ACCURACY},
     rows=tuple(
         Row(
@@ -225,7 +225,7 @@ COSTS = Measure(
 COST = Item(
     "fig4cost",
     "Figure 4, cost",
-    "Inference time and training memory by routing iterations, of the paper's nets on the simple backbone.",
+    "Inference time and (estimated) training memory by routing iterations, of the paper's nets, simple backbone.",
     columns={
         f"{label}, {what}": unit
         for label in ("dynamic", "EM", "inverted")

@@ -125,6 +125,13 @@ def _train(job: Job, store: Store, bar: Bar, start: float, own: dict[str, Any]) 
     folder = store.folder(job)
     spec = run_spec(job.source, store.scale, job.seed, checkpoint_minutes=1.0, **own)
     try:
+        with contextlib.suppress(OSError):
+            folder.path.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.hold()
+        except ValueError as error:
+            return f"waits: {error}"
+        folder.release()
         if not folder.config.exists():
             train(spec, folder.path, display=bar, pictures=False)
         elif not folder.results.exists():
@@ -168,7 +175,7 @@ def _measured(job: Job, store: Store, bar: Bar, own: dict[str, Any]) -> str:
         records[name] = found["found"]
     folder = store.work / job.key(store.scale)
     context = Context(store.scale, job.seed, folder, own.get("data_dir"), bar.tick, records)
-    options = {k: v for k, v in store.options(job).items() if k != "runs"}
+    options = {k: v for k, v in store.options(job).items() if k not in ("runs", "after")}
     start = time.monotonic()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(job.seed)

@@ -112,7 +112,7 @@ def draw_iteration_cost(measure: Measure, results: Results, out: Path) -> None:
         axes.set_yscale("log")
         axes.set_xticks(list(counts))
     panels[0].legend(frameon=False, fontsize=8)
-    figure.suptitle(results.item.title, fontsize=11)
+    figure.suptitle(results.title, fontsize=11)
     save(figure, out)
 
 

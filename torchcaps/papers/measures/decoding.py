@@ -53,7 +53,7 @@ def draw_measured_reconstructions(measure: Measure, results: Results, out: Path)
     assert record is not None
     found = record["found"]
     counts = (found["n"] - found["wrong"], found["n"])
-    draw_reconstructions(revived(Reconstructions, found, "shown_"), out, results.item.title, counts=counts)
+    draw_reconstructions(revived(Reconstructions, found, "shown_"), out, results.title, counts=counts)
 
 
 def perturbations(context: Context, net: Trained, classes: int = 10) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def draw_measured_perturbation(measure: Measure, results: Results, out: Path, im
     assert record is not None
     found = revived(Perturbation, record["found"])
     image = min(image, len(found.labels) - 1)
-    draw_perturbation(found, out, f"{results.item.title}: the digit {int(found.labels[image])}", image)
+    draw_perturbation(found, out, f"{results.title}: the digit {int(found.labels[image])}", image)
 
 
 def segmentations(context: Context, net: Trained, images: int = 10_000, shown: int = 8) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def draw_measured_segmentation(measure: Measure, results: Results, out: Path) ->
     means |= {"mean_absent_ink": "absent_ink"}
     few = dataclasses.replace(few, **{field: found[name] / 100 for field, name in means.items()})
     counts = (round(found["n"] * found["right"] / 100), found["n"])
-    draw_segmentation(few, out, results.item.title, counts=counts)
+    draw_segmentation(few, out, results.title, counts=counts)
 
 
 def foreign_decoder(
@@ -179,5 +179,5 @@ def draw_foreign(measure: Measure, results: Results, out: Path) -> None:
         line[0].text(
             -0.1, 0.5, words.replace("'s ", "'s\n"), transform=line[0].transAxes, ha="right", va="center", fontsize=9
         )
-    figure.suptitle(f"{results.item.title}: one decoder, two networks' capsules", fontsize=11)
+    figure.suptitle(f"{results.title}: one decoder, two networks' capsules", fontsize=11)
     save(figure, out)

@@ -65,14 +65,14 @@ def draw_alignment_table(measure: Measure, results: Results, out: Path) -> None:
     """Draw ratios by digit and transformation."""
     record = results.first(measure)
     assert record is not None
-    draw_alignment(revived(Alignment, record["found"]), out, results.item.title)
+    draw_alignment(revived(Alignment, record["found"]), out, results.title)
 
 
 def draw_cosine_histogram(measure: Measure, results: Results, out: Path) -> None:
     """Draw the histogram of cosines."""
     record = results.first(measure)
     assert record is not None
-    draw_cosines(revived(Alignment, record["found"]), out, results.item.title)
+    draw_cosines(revived(Alignment, record["found"]), out, results.title)
 
 
 def paths(context: Context, net: Trained, images: int = 500) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def draw_capsule_paths(measure: Measure, results: Results, out: Path) -> None:
     """Draw the paths of those two capsules."""
     record = results.first(measure)
     assert record is not None
-    draw_directions(revived(Directions, record["found"]), out, results.item.title)
+    draw_directions(revived(Directions, record["found"]), out, results.title)
 
 
 def logits(context: Context, net: Trained, images: int = 1_000, iterations: int = 6) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def draw_logits(measure: Measure, results: Results, out: Path) -> None:
     record = results.first(measure)
     assert record is not None
     stages = {stage: revived(LogitChange, record["found"], f"{stage}_") for stage in ("untrained", "trained")}
-    draw_logit_change(stages, out, results.item.title)
+    draw_logit_change(stages, out, results.title)
 
 
 def two_domains(
@@ -135,4 +135,4 @@ def draw_two_domains(measures: dict[str, Measure], results: Results, out: Path) 
     swept = {
         name: revived(AffineSweep, record["found"], "sweep_") for name, record in records.items() if record is not None
     }
-    draw_affine(swept, out, results.item.title)
+    draw_affine(swept, out, results.title)

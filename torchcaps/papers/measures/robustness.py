@@ -65,7 +65,7 @@ def black_box(context: Context, source: Trained, net: Trained, images: int = 10_
 
 def draw_black_box(measures: Mapping[str, Measure], results: Results, out: Path) -> None:
     """Draw accuracies before and after, and what was predicted."""
-    draw_attack(_revived(AttackResult, measures, results), out, results.item.title)
+    draw_attack(_revived(AttackResult, measures, results), out, results.title)
 
 
 def white_box(
@@ -108,7 +108,7 @@ def white_box(
 
 def draw_white_box(measures: Mapping[str, Measure], results: Results, out: Path) -> None:
     """Draw accuracy over the generator's iterations, and the perturbations."""
-    draw_universal(_revived(Universal, measures, results), out, results.item.title)
+    draw_universal(_revived(Universal, measures, results), out, results.title)
 
 
 def _revived(kind: type[Any], measures: Mapping[str, Measure], results: Results) -> dict[str, Any]:
@@ -126,13 +126,16 @@ def gan_images(
     dataset = context.dataset("mnist", "train", images)
     batch = dataset.examples(torch.arange(len(dataset)))
     saved = context.folder / "gan.pt"
+    options = {"images": images, "per_class": per_class, "width": width, "seed": context.seed}
     kept = _kept(saved)
+    if kept is not None and kept.get("options") != options:
+        kept = None  # it was begun with others
     made: dict[str, Tensor] = {} if kept is None else kept["made"]
 
     def on_epoch(epoch: int, gan: GAN) -> None:
         digits, _ = gan.generate(per_class, seed=1_000 + context.seed)
         made[f"epoch{epoch}"] = (255 * digits).round().to(torch.uint8)
-        _keep(saved, {"gan": gan.state_dict(), "made": made})
+        _keep(saved, {"gan": gan.state_dict(), "made": made, "options": options})
 
     train_acgan(
         batch.images.float() / 255,
@@ -197,4 +200,4 @@ def draw_gan_images(measure: Measure, results: Results, out: Path) -> None:
     for epoch in range(1, int(found["epochs"]) + 1):
         images = torch.as_tensor(found[f"shown{epoch}"]).float() / 255  # [classes, n, 1, 28, 28]
         made[f"epoch {epoch}"] = images.flatten(0, 1), torch.arange(len(images)).repeat_interleave(images.shape[1])
-    draw_generated(made, out, results.item.title)
+    draw_generated(made, out, results.title)

@@ -111,7 +111,7 @@ def draw_early(measure: Measure, results: Results, out: Path) -> None:
         tidy(axes, words, "steps", "%")
         axes.set_ylim(bottom=0)
         axes.legend(frameon=False, fontsize=8)
-    figure.suptitle(results.item.title, fontsize=11)
+    figure.suptitle(results.title, fontsize=11)
     save(figure, out)
 
 
@@ -153,5 +153,5 @@ def draw_curves(
             axes.legend(frameon=False, fontsize=7)
     for axes in panels[1:]:
         axes.set_ylabel("")
-    figure.suptitle(f"{results.item.title}, scale {results.store.scale}", fontsize=11)
+    figure.suptitle(results.title, fontsize=11)
     save(figure, out)
