@@ -75,7 +75,7 @@ def test_missing_data_says_how_to_get_it_and_what_runs_without(
     assert "no row can run without it" in line
     # The GAN and the nets need files; parameters don't.
     main(["reproduce", "choi2019", "cost", "--scale", "cpu", "--plan", *places])
-    assert "1 measurements" in capsys.readouterr().out
+    assert "1 measurement" in capsys.readouterr().out
 
 
 def test_the_plan_is_printed_and_nothing_is_done(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

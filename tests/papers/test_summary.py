@@ -254,3 +254,33 @@ def test_cells_cannot_break_a_table(tmp_path: Path) -> None:
     text = item_text(Paper("p", "", "", "", "", (), (item,)), item, Store("cpu", tmp_path, tmp_path))
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert {line.replace("\\|", "").count("|") for line in rows} == {3}
+
+
+def test_runs_on_other_images_are_not_compared_image_by_image(tmp_path: Path) -> None:
+    store = Store("smoke", tmp_path / "results", tmp_path / "work")
+    runs = {"a": Run("capsnet_small"), "b": Run("capsnet_small", {"routing": Dynamic(1)})}
+    bits = torch.ones(10_000, dtype=torch.bool)
+    bits[:100] = False
+    write_tested(store, runs["a"], bits)
+    write_tested(store, runs["b"], bits[:5_000])
+    rows = tuple(Row(name, {"error": Cell(None, run)}) for name, run in runs.items())
+    item = Item("t", "Table", "A table.", {"error": "%"}, rows, (Claim("a is better", ("a", "error"), ("b", "error")),))
+    (verdict,) = Results(item, store).verdicts()
+    of_each = [wilson_interval(100, 10_000), wilson_interval(100, 5_000)]
+    half = math.hypot(*(100 * (high - low) / 2 for low, high in of_each))
+    assert verdict.half == pytest.approx(half)
+
+
+def test_what_did_not_train_is_worse_and_two_of_them_say_nothing(tmp_path: Path) -> None:
+    store = Store("smoke", tmp_path / "results", tmp_path / "work")
+    runs = {"a": Run("capsnet_small"), "b": Run("capsnet_small", {"routing": Dynamic(1)})}
+    write_tested(store, runs["a"], torch.ones(10, dtype=torch.bool))
+    store.write_diverged(Job(runs["b"], 0), run_spec(runs["b"], "smoke"), "step 3", 0.1)
+    rows = tuple(Row(name, {"error": Cell(None, run)}) for name, run in runs.items())
+    item = Item("t", "Table", "A table.", {"error": "%"}, rows)
+    results = Results(item, store)
+    words = [
+        results.verdict(Claim("it is better", (one, "error"), (other, "error"))).word
+        for one, other in (("a", "b"), ("b", "a"), ("b", "b"))
+    ]
+    assert words == ["holds, the other did not train", "contradicted, it did not train", "neither trained"]

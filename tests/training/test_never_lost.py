@@ -128,8 +128,9 @@ def test_a_run_that_has_learnt_enough_stops(tmp_path: Path) -> None:
     """At the first look at the images held out that is good enough, and so when it goes on from there."""
     result = train(small(epochs=50, validate=0.3, until=0.09, evaluate_steps=1, seed=1), tmp_path / "run")
     assert result.ended == "9 % of the images held out are right"
-    *before, enough = [row["validation_accuracy"] for row in rows_of(result.folder)]
-    assert enough >= 0.09 > max(before, default=0.0)
+    *before, enough = rows_of(result.folder)
+    assert enough["validation_accuracy"] >= 0.09 > max((row["validation_accuracy"] for row in before), default=0.0)
+    assert result.steps == enough["step"], "not a step longer than the look that told it"
     assert resume(result.folder).steps == result.steps
     assert resume(result.folder, lambda spec: dataclasses.replace(spec, until=0.9, patience=3)).steps > result.steps
 

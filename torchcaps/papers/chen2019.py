@@ -305,7 +305,7 @@ WHITE_BOX = Item(
     ),
     claims=(
         Claim(
-            "the FC net withstands it better than the CNN",
+            "(ours) the FC net withstands it better than the CNN",
             ("FC G-CapsNets*", "attacked"),
             ("CNN", "attacked"),
             lower=False,
@@ -331,8 +331,8 @@ PAPER = Paper(
     cost="MNIST: 10,000 steps of 100 images, half a second each on two cores; CIFAR-10 10,000 to 20,000.",
     scale=(
         "a quarter of the channels and capsule types (64 and 8; CNN 32 channels), 20,000 training images and 4 "
-        "epochs; CIFAR-10 10,000 and 5 with half the width; one-cycle rates; the GAN as published, on 20,000 images "
-        "an epoch; the white-box generator 300 iterations."
+        "epochs; CIFAR-10 10,000 and 5 with half the width (the multi-layer net whole); one-cycle rates; the GAN as "
+        "published, on 20,000 images an epoch; the white-box generator 300 iterations."
     ),
     deviations=(
         "Errors of the released code are not followed: its mask that keeps capsule 9, its diagonal Jacobian, its "

@@ -20,7 +20,7 @@ def has_results(item: Item, store: Store) -> bool:
     """Return whether anything of an item ran, or was counted."""
     results = Results(item, store)
     cells = [cell for row in item.rows for cell in row.cells.values()]
-    if any((value := results.value(cell)) is not None and value.seeds for cell in cells):
+    if any((value := results.value(cell)) is not None and value.seeds + value.diverged for cell in cells):
         return True
     return any(results.first(measure) is not None for measure in item.measures)
 
@@ -37,7 +37,7 @@ def write_item(paper: Paper, item: Item, store: Store) -> list[Path]:
             out.unlink(missing_ok=True)  # of records that are gone
         else:
             (item.draw or draw_points)(Results(item, store), out)
-            written.append(out)
+            written += [out] if out.exists() else []  # what it would show may not be there yet
     return written
 
 

@@ -176,10 +176,14 @@ def _needed_weights(jobs: list[Job], store: Store) -> set[Job]:
     """Return runs that must be trained again although their record is there: a measurement needs their weights."""
     needed = set()
     for job in jobs:
-        if isinstance(job.source, Measure) and store.record(job) is None:
-            for run in jobs_of([job.source], job.seed + 1, store.scale):
-                if isinstance(run.source, Run) and not store.folder(run).results.exists():
-                    needed.add(run)
+        if not isinstance(job.source, Measure) or store.record(job) is not None:
+            continue
+        for run in job.source.runs.values():
+            for member in members_of(job.source, run, job.seed, store.scale):
+                record = store.record(member)
+                diverged = record is not None and record["found"].get("diverged")
+                if not diverged and not store.folder(member).results.exists():
+                    needed.add(member)
     return needed
 
 

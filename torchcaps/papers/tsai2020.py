@@ -252,7 +252,7 @@ COST = Item(
 PAIRS = {"train_images": 10_000, "epochs": 4, "schedule": CIFAR["schedule"], "test_images": 5_000}
 _DIVERSE = {
     "CNN": ("tsai2020_diverse_cnn", 79.81, None, {"width": 64, "features": 64}),
-    "CNN, fully connected": ("tsai2020_diverse_cnn_fc", 84.84, 42.49e6, {"width": 64, "features": 64}),
+    "CNN, fully connected": ("tsai2020_diverse_cnn_fc", 84.84, 42.49e6, {"width": 256, "features": 590}),
     "CapsNet, dynamic routing, vectors": ("tsai2020_diverse_dynamic", 83.39, None, {"width": 64, "types": 4}),
     "CapsNet, vectors": ("tsai2020_diverse_vector", 85.74, None, {"width": 64, "types": 4}),
     "CapsNet, matrices": ("tsai2020_diverse_matrix", 80.59, None, {"width": 64, "types": 4}),

@@ -9,7 +9,7 @@ import torch
 
 from torchcaps.papers.context import Context
 from torchcaps.papers.parts import Measure, Run
-from torchcaps.papers.plan import Plan, Task, jobs_of, members_of
+from torchcaps.papers.plan import Plan, Task, members_of
 from torchcaps.papers.records import Job, Store
 from torchcaps.papers.scale import run_spec
 from torchcaps.training import Diverged, load_run, resume, train
@@ -153,7 +153,6 @@ def _train(job: Job, store: Store, bar: Bar, start: float, own: dict[str, Any]) 
 def _measured(job: Job, store: Store, bar: Bar, own: dict[str, Any]) -> str:
     measure = job.source
     assert isinstance(measure, Measure)
-    needed = [run for run in jobs_of([measure], job.seed + 1, store.scale) if isinstance(run.source, Run)]
     runs: dict[str, Any] = {}
     for name, run in measure.runs.items():
         members = members_of(measure, run, job.seed, store.scale)
@@ -162,7 +161,7 @@ def _measured(job: Job, store: Store, bar: Bar, own: dict[str, Any]) -> str:
             record = store.record(lacking[0])
             if record is not None and record["found"].get("diverged"):
                 return f"can't be done: {_title(lacking[0])} diverged"
-            return f"waits for {len(needed)} runs, of which {_title(lacking[0])} is not done: run it again then"
+            return f"waits for {_title(lacking[0])}, which is not done: run it again then"
         loaded = [load_run(store.folder(member).path) for member in members]
         runs[name] = loaded[0] if measure.members == 1 else loaded
     if own.get("threads"):
@@ -176,6 +175,7 @@ def _measured(job: Job, store: Store, bar: Bar, own: dict[str, Any]) -> str:
     folder = store.work / job.key(store.scale)
     context = Context(store.scale, job.seed, folder, own.get("data_dir"), bar.tick, records)
     options = {k: v for k, v in store.options(job).items() if k not in ("runs", "after")}
+    torch.set_flush_denormal(True)  # as in training
     start = time.monotonic()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(job.seed)

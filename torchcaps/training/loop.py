@@ -115,6 +115,8 @@ class Training:
                 while self.state.number < self.per_epoch and not self._over():
                     if self._look_is_due():
                         self._report(look=True)
+                        if self._over():  # by what was seen
+                            break
                     self._step(next(batches, None))
                     self._heed()
                 self._end_epoch()

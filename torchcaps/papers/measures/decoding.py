@@ -50,7 +50,8 @@ def reconstructions(context: Context, net: Trained, images: int = 10_000, shown:
 def draw_measured_reconstructions(measure: Measure, results: Results, out: Path) -> None:
     """Draw the few."""
     record = results.first(measure)
-    assert record is not None
+    if record is None:
+        return
     found = record["found"]
     counts = (found["n"] - found["wrong"], found["n"])
     draw_reconstructions(revived(Reconstructions, found, "shown_"), out, results.title, counts=counts)
@@ -75,7 +76,8 @@ def perturbations(context: Context, net: Trained, classes: int = 10) -> dict[str
 def draw_measured_perturbation(measure: Measure, results: Results, out: Path, image: int = 4) -> None:
     """Draw one of the images."""
     record = results.first(measure)
-    assert record is not None
+    if record is None:
+        return
     found = revived(Perturbation, record["found"])
     image = min(image, len(found.labels) - 1)
     draw_perturbation(found, out, f"{results.title}: the digit {int(found.labels[image])}", image)
@@ -91,7 +93,7 @@ def segmentations(context: Context, net: Trained, images: int = 10_000, shown: i
     parts = (part[chosen] for part in (batch.images, batch.labels, batch.targets))
     few = segment(net.model, *parts, seed=context.seed)  # type: ignore[arg-type]
     darker = found.by_label.mean(2)  # [B, 2, H, W]
-    given = found.truth.any(1, keepdim=True) & (darker > darker.flip(1))
+    given = (batch.images.mean(1, keepdim=True) > found.threshold) & (darker > darker.flip(1))
     overlaps = {
         "by_label": found.iou_by_label,
         "by_prediction": found.iou_by_prediction,
@@ -112,7 +114,8 @@ def segmentations(context: Context, net: Trained, images: int = 10_000, shown: i
 def draw_measured_segmentation(measure: Measure, results: Results, out: Path) -> None:
     """Draw the few, in two colours."""
     record = results.first(measure)
-    assert record is not None
+    if record is None:
+        return
     found = record["found"]
     few = revived(Segmentation, found, "shown_")
     means = {"mean_by_label": "by_label", "mean_by_prediction": "by_prediction", "mean_baseline": "baseline"}
@@ -166,7 +169,8 @@ def _some(capsules: Any, chosen: torch.Tensor) -> torch.Tensor:
 def draw_foreign(measure: Measure, results: Results, out: Path) -> None:
     """Draw images, what their own decoder makes of them, and what it makes of the other network's capsules."""
     record = results.first(measure)
-    assert record is not None
+    if record is None:
+        return
     found = record["found"]
     rows = {"images": "shown_images", "own capsules": "shown_own", "the other net's capsules": "shown_foreign"}
     n = len(torch.as_tensor(found["shown_labels"]))

@@ -65,7 +65,9 @@ def black_box(context: Context, source: Trained, net: Trained, images: int = 10_
 
 def draw_black_box(measures: Mapping[str, Measure], results: Results, out: Path) -> None:
     """Draw accuracies before and after, and what was predicted."""
-    draw_attack(_revived(AttackResult, measures, results), out, results.title)
+    found = _revived(AttackResult, measures, results)
+    if found:
+        draw_attack(found, out, results.title)
 
 
 def white_box(
@@ -108,7 +110,9 @@ def white_box(
 
 def draw_white_box(measures: Mapping[str, Measure], results: Results, out: Path) -> None:
     """Draw accuracy over the generator's iterations, and the perturbations."""
-    draw_universal(_revived(Universal, measures, results), out, results.title)
+    found = _revived(Universal, measures, results)
+    if found:
+        draw_universal(found, out, results.title)
 
 
 def _revived(kind: type[Any], measures: Mapping[str, Measure], results: Results) -> dict[str, Any]:
@@ -194,7 +198,8 @@ def gan_errors(context: Context, **nets: Trained) -> dict[str, Any]:
 def draw_gan_images(measure: Measure, results: Results, out: Path) -> None:
     """Draw some of what the GAN made after every epoch."""
     record = results.first(measure)
-    assert record is not None
+    if record is None:
+        return
     found = record["found"]
     made = {}
     for epoch in range(1, int(found["epochs"]) + 1):
