@@ -259,14 +259,6 @@ BLACK_BOX = Item(
         )
         for label, (_, _, printed, digit) in _ATTACKED.items()
     ),
-    claims=(
-        Claim(
-            "the attack breaks the FC net more than the CNN",
-            ("CNN", "attacked"),
-            ("FC G-CapsNets*", "attacked"),
-            lower=False,
-        ),
-    ),
     draw=partial(draw_black_box, BLACK),
     notes=(
         "The published accuracies are an artefact, by inference: constant predictions, such as inputs in a wrong "

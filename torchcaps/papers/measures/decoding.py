@@ -57,15 +57,19 @@ def draw_measured_reconstructions(measure: Measure, results: Results, out: Path)
     draw_reconstructions(revived(Reconstructions, found, "shown_"), out, results.title, counts=counts)
 
 
-def perturbations(context: Context, net: Trained, classes: int = 10) -> dict[str, Any]:
-    """Move every dimension of the label's capsule, for the first test image of some classes."""
+def perturbations(context: Context, net: Trained, classes: int = 10, shown: int = 4) -> dict[str, Any]:
+    """Move every dimension of the label's capsule, for the first test image of some classes; one is kept to look at."""
     batch = context.test_batch(net, 1_000)
     chosen = first_of_each(batch.labels, 1)[:classes]
     found = perturb(net.model, batch.images[chosen], batch.labels[chosen], progress=context.tick)  # type: ignore[arg-type]
     change = (found.decoded - found.unperturbed[:, None, None]).square().sum(dim=(-3, -2, -1))  # [B, D, A]
     ends = change[:, :, [0, -1]].mean(dim=(0, 2))
+    place = min(shown, len(chosen) - 1)
+    few = {
+        name: value if name in ("dims", "amounts") else value[place : place + 1] for name, value in flat(found).items()
+    }
     return {
-        **flat(found),
+        **few,
         "squared_change_by_dimension": ends,
         "most": float(ends.max()),
         "least": float(ends.min()),
@@ -73,14 +77,13 @@ def perturbations(context: Context, net: Trained, classes: int = 10) -> dict[str
     }
 
 
-def draw_measured_perturbation(measure: Measure, results: Results, out: Path, image: int = 4) -> None:
-    """Draw one of the images."""
+def draw_measured_perturbation(measure: Measure, results: Results, out: Path) -> None:
+    """Draw the image that was kept."""
     record = results.first(measure)
     if record is None:
         return
     found = revived(Perturbation, record["found"])
-    image = min(image, len(found.labels) - 1)
-    draw_perturbation(found, out, f"{results.title}: the digit {int(found.labels[image])}", image)
+    draw_perturbation(found, out, f"{results.title}: the digit {int(found.labels[0])}")
 
 
 def segmentations(context: Context, net: Trained, images: int = 10_000, shown: int = 8) -> dict[str, Any]:
