@@ -120,8 +120,8 @@ def _check_folder(parser: Parser, name: str, folder: Path) -> None:
     """Refuse a folder that can't be written before anything is trained for it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with scratch(folder):
-            pass
+        with scratch(folder) as own:
+            (own / "probe").touch()
     except OSError as error:
         parser.error(f"--{name} {folder} can't be written: {error.strerror or error}")
 
