@@ -9,7 +9,13 @@ from torch import Tensor, nn
 
 from tests.models.narrow import batch, narrow
 from torchcaps.analysis.attacks import judge
-from torchcaps.analysis.universal import PerturbationGenerator, Universal, draw_universal, train_universal
+from torchcaps.analysis.universal import (
+    PerturbationGenerator,
+    Universal,
+    draw_universal,
+    draw_universal_sizes,
+    train_universal,
+)
 from torchcaps.models import Network
 
 
@@ -122,7 +128,8 @@ def test_refusals() -> None:
         "iterations and every must be 1 or more": lambda: train_universal(*good, every=0),
         "objective must be 'wrong' or 'away'": lambda: train_universal(*good, objective="up"),  # type: ignore
         "images must be two or more": lambda: train_universal(model, images[:1], labels[:1], images, labels),
-        "results must be one or more": lambda: draw_universal({}, "none.png"),
+        "results must be one or more, got": lambda: draw_universal({}, "none.png"),
+        "results must be one or more for each": lambda: draw_universal_sizes({"LeNet": []}, "none.png"),
     }.items():
         with pytest.raises(ValueError, match=message):
             call()
@@ -140,3 +147,11 @@ def test_the_figure_is_written(tmp_path: Path) -> None:
     draw_universal({"stereo": others[0], "colour": others[1]}, tmp_path / "two.svg")
     assert (tmp_path / "one.png").stat().st_size > 10_000
     assert "random signs" in (tmp_path / "two.svg").read_text()
+
+
+def test_the_figure_of_several_sizes_is_written(tmp_path: Path) -> None:
+    result = trial(narrow("chen2019_lenet"))
+    sizes = [dataclasses.replace(result, eps=eps) for eps in (0.031, 0.063)]
+    draw_universal_sizes({"LeNet": sizes, "another": sizes[:1]}, tmp_path / "sizes.svg", "Universal")
+    text = (tmp_path / "sizes.svg").read_text()
+    assert all(words in text for words in ("within 0.031", "within 0.063", "LeNet", "another"))

@@ -1,5 +1,7 @@
 """The scales: what becomes of a run."""
 
+import json
+
 import pytest
 
 import torchcaps
@@ -27,7 +29,7 @@ from torchcaps.models import (
 from torchcaps.models.registry import REGISTRY
 from torchcaps.models.schedules import OneCycle
 from torchcaps.papers.parts import Run
-from torchcaps.papers.scale import NARROW, run_spec
+from torchcaps.papers.scale import NARROW, deciding, run_spec
 from torchcaps.routing import Dynamic
 
 ARCHITECTURES = {
@@ -77,3 +79,15 @@ def test_cpu_changes_what_the_paper_says_and_nothing_else() -> None:
     assert spec.how.optimizer == run_spec(run, "full").how.optimizer
     assert run.but(cpu={"width": 32}, reconstruction=False).cpu["width"] == 32
     assert run.cpu["width"] == 64
+
+
+def test_what_decides_a_run_is_told_whole() -> None:
+    """Defaults of the model are in it, what only says where it is computed is not."""
+    spec = run_spec(Run("sabour2017_mnist", {"routing": Dynamic(1)}), "full", seed=3, threads=1)
+    told = deciding(spec)
+    assert told == deciding(run_spec(Run("sabour2017_mnist", {"routing": Dynamic(1)}), "full", seed=4, threads=2))
+    assert told["net"]["width"] == 256
+    assert (told["net"]["routing"]["kind"], told["net"]["routing"]["iterations"]) == ("Dynamic", 1)
+    assert told["batch_size"] == 128
+    assert not told.keys() & {"seed", "threads", "data_dir", "fields"}
+    assert json.loads(json.dumps(told)) == told

@@ -284,3 +284,22 @@ def test_what_did_not_train_is_worse_and_two_of_them_say_nothing(tmp_path: Path)
         for one, other in (("a", "b"), ("b", "a"), ("b", "b"))
     ]
     assert words == ["holds, the other did not train", "contradicted, it did not train", "neither trained"]
+
+
+def test_measurements_share_the_noise_of_seeds_where_their_rows_say_so(tmp_path: Path) -> None:
+    """0.90, 0.94 and 0.95, 0.97: variances of 0.0008 and 0.0002; the third row, far noisier, has its own."""
+    store = Store("cpu", tmp_path / "results", tmp_path / "work")
+    numbers = {"a": (0.90, 0.94), "b": (0.95, 0.97), "c": (0.2, 0.8)}
+    for name, seeds in numbers.items():
+        for seed, number in enumerate(seeds):
+            store.write_measure(Job(measured(name), seed), {"read": number}, 1.0)
+    words = {"a": "digit", "b": "digit", "c": ""}
+    rows = tuple(Row(name, {"x": Cell(None, measured(name), "read")}, word) for name, word in words.items())
+    results = Results(Item("t", "Table", "A table.", {"x": "ratio"}, rows), store)
+    a, b, c = (results.value(row.cells["x"]) for row in rows)
+    assert a is not None
+    assert b is not None
+    assert c is not None
+    assert a.mean - a.low == b.mean - b.low == pytest.approx(4.303 * math.sqrt(0.0005 / 2))
+    assert b.high == 1, "a ratio is no larger"
+    assert (c.low, c.high) == (0, 1)

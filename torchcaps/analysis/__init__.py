@@ -36,7 +36,7 @@ from torchcaps.analysis.perturbation import Perturbation, draw_perturbation, per
 from torchcaps.analysis.pixels import PixelNetwork
 from torchcaps.analysis.reconstruction import Reconstructions, draw_reconstructions, reconstruct
 from torchcaps.analysis.segmentation import Segmentation, draw_segmentation, intersection_over_union, segment
-from torchcaps.analysis.universal import Universal, draw_universal, train_universal
+from torchcaps.analysis.universal import Universal, draw_universal, draw_universal_sizes, train_universal
 
 __all__ = [
     "GAN",
@@ -77,6 +77,7 @@ __all__ = [
     "draw_reconstructions",
     "draw_segmentation",
     "draw_universal",
+    "draw_universal_sizes",
     "fgsm",
     "generalisation",
     "intersection_over_union",

@@ -2,15 +2,17 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchcaps.models import CapsuleNetwork, Network, Output
 
-__all__ = ["Progress", "evaluating", "outputs", "require_capsules", "require_decoder"]
+__all__ = ["Keep", "Progress", "evaluating", "outputs", "require_capsules", "require_decoder"]
 
 Progress = Callable[[], object]  # called after each piece of work
+Keep = Callable[[Callable[[], dict[str, Any]]], object]  # called with what gives the state to go on from
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torchcaps.analysis.acgan import LATENT, SIDE, Discriminator, Generator
 from torchcaps.analysis.attacks import judge
-from torchcaps.analysis.common import Progress
+from torchcaps.analysis.common import Keep, Progress
 from torchcaps.analysis.style import COLOURS, MARKERS, new_figure, save, show_image, tidy
 from torchcaps.data.draws import hashed
 from torchcaps.data.order import permuted
@@ -36,13 +36,13 @@ class GAN:
         seed: of the first weights, the order of the images, the noise and the dropout.
 
     Attributes:
-        epochs: how many it was trained for.
+        epochs: how many it was trained for. steps: how many of an epoch that has begun.
     """
 
     def __init__(self, classes: int = 10, width: float = 1.0, seed: int = 0) -> None:
         if not width > 0:
             raise ValueError(f"width must be above 0, got {width}")
-        self.classes, self.width, self.seed, self.epochs = classes, width, seed, 0
+        self.classes, self.width, self.seed, self.epochs, self.steps = classes, width, seed, 0, 0
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(_step_seed(seed, -1, 0))
             self.generator, self.discriminator = Generator(classes, width), Discriminator(classes, width)
@@ -72,6 +72,7 @@ class GAN:
             "width": self.width,
             "seed": self.seed,
             "epochs": self.epochs,
+            "steps": self.steps,
             "generator": self.generator.state_dict(),
             "discriminator": self.discriminator.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
@@ -80,11 +81,12 @@ class GAN:
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> "GAN":
         """Make it again."""
-        missing = {"classes", "width", "seed", "epochs", "generator", "discriminator", "optimizers"} - set(state)
+        needed = {"classes", "width", "seed", "epochs", "steps", "generator", "discriminator", "optimizers"}
+        missing = needed - set(state)
         if missing:
             raise ValueError(f"state must be what GAN.state_dict gave, and lacks {', '.join(sorted(missing))}")
         gan = cls(state["classes"], state["width"], state["seed"])
-        gan.epochs = state["epochs"]
+        gan.epochs, gan.steps = state["epochs"], state["steps"]
         gan.generator.load_state_dict(state["generator"])
         gan.discriminator.load_state_dict(state["discriminator"])
         for optimizer, saved in zip(gan._optimizers, state["optimizers"], strict=True):
@@ -160,6 +162,7 @@ def train_acgan(
     on_epoch: Callable[[int, GAN], object] | None = None,
     state: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
+    on_step: Keep | None = None,
 ) -> GAN:
     """Train an AC-GAN on digits, as for table 3 of Chen 2019: nets and settings of Keras' ``examples/mnist_acgan.py``.
 
@@ -175,6 +178,7 @@ def train_acgan(
         state: a `GAN.state_dict` to go on from: the training ends as if it had never stopped, bit by bit, with the same
             images, batch size and number of threads.
         progress: called after each step.
+        on_step: called after each step with a function that gives the state to go on from, so that it can be kept.
 
     Order, noise and dropout are functions of seed, epoch and step; the state of torch's own generator stays.
 
@@ -193,7 +197,7 @@ def train_acgan(
             f"ask for the same, got classes={classes}, width={width}, seed={seed}"
         )
     for epoch in range(gan.epochs, epochs):
-        for step in range(len(images) // batch_size):
+        for step in range(gan.steps, len(images) // batch_size):
             places = torch.arange(step * batch_size, (step + 1) * batch_size)
             index = permuted(places, len(images), seed, epoch)
             with torch.random.fork_rng(devices=[]):
@@ -201,9 +205,12 @@ def train_acgan(
                 losses = gan.step(images[index].float() * 2 - 1, labels[index])
             if not all(map(math.isfinite, losses)):
                 raise ValueError(f"the losses of epoch {epoch + 1}, step {step + 1} are {losses}: try another seed")
+            gan.steps = step + 1
             if progress is not None:
                 progress()
-        gan.epochs = epoch + 1
+            if on_step is not None:
+                on_step(gan.state_dict)
+        gan.epochs, gan.steps = epoch + 1, 0
         if on_epoch is not None:
             on_epoch(gan.epochs, gan)
     return gan

@@ -1,6 +1,6 @@
 """One change that misleads a model on any image, made by a generator: Chen 2019, supplement 6.2 and figure 1 there."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from torchcaps.analysis.adversarial import Limit, frozen
 from torchcaps.analysis.attacks import judge
-from torchcaps.analysis.common import Progress
+from torchcaps.analysis.common import Keep, Progress
 from torchcaps.analysis.style import COLOURS, MARKERS, new_figure, save, tidy
 from torchcaps.data.order import permuted
 from torchcaps.labels import check_class_numbers
 from torchcaps.models import Network
 
-__all__ = ["PerturbationGenerator", "Universal", "draw_universal", "train_universal"]
+__all__ = ["PerturbationGenerator", "Universal", "draw_universal", "draw_universal_sizes", "train_universal"]
 
 LATENT = 100
 
@@ -104,6 +104,8 @@ def train_universal(
     rate: float = 1e-3,
     batch_size: int = 100,
     progress: Progress | None = None,
+    state: Mapping[str, Any] | None = None,
+    on_step: Keep | None = None,
 ) -> Universal:
     """Train a generator of changes that mislead a model on any image: Chen 2019, supplement 6.2, white-box.
 
@@ -127,6 +129,9 @@ def train_universal(
         rate: of Adam.
         batch_size: images at a time, in training and measuring.
         progress: called after each iteration, and each piece that is measured.
+        state: what ``on_step`` was given, to go on from; everything else must be the same. The training ends as if it
+            had never stopped, bit by bit.
+        on_step: called after each iteration with a function that gives the state, so that it can be kept.
 
     Deviation: the supplement has no ``eps`` and no optimiser, and says both that clean and changed logits should be
     alike and that a wrong label is assigned; the second is done here. A new wrong class each time is best served by
@@ -166,8 +171,20 @@ def train_universal(
         right, found = judge(model, changed(test_images, change), test_labels, batch_size, progress)
         return float(right.double().mean()), found.sum(0)
 
-    steps, accuracies = [0], [measure(fixed_change())[0]]
-    for step in range(iterations):
+    done, steps, accuracies = 0, [0], []
+
+    def kept() -> dict[str, Any]:
+        nets = {"generator": generator.state_dict(), "optimizer": optimizer.state_dict()}
+        return {**nets, "chance": chance.get_state(), "done": done, "steps": steps, "accuracies": accuracies}
+
+    if state is None:
+        accuracies.append(measure(fixed_change())[0])
+    else:
+        generator.load_state_dict(state["generator"])
+        optimizer.load_state_dict(state["optimizer"])
+        chance.set_state(state["chance"])
+        done, steps, accuracies = state["done"], list(state["steps"]), list(state["accuracies"])
+    for step in range(done, iterations):
         places = torch.arange(batch_size) + step % n_batches * batch_size
         index = permuted(places, len(images), seed, step // n_batches)
         wrong = (labels[index] + torch.randint(1, n_classes, (batch_size,), generator=chance)) % n_classes
@@ -183,6 +200,9 @@ def train_universal(
         if (step + 1) % every == 0 or step + 1 == iterations:
             steps.append(step + 1)
             accuracies.append(measure(fixed_change())[0])
+        done = step + 1
+        if on_step is not None:
+            on_step(kept)
     perturbation = fixed_change()
     signs = torch.randint(0, 2, model.spec.image, generator=chance) * 2 - 1
     return Universal(
@@ -241,6 +261,39 @@ def draw_universal(results: Mapping[str, Universal], out: Path | str, title: str
     axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
     for axes, (name, result) in zip(lower.subplots(1, len(results), squeeze=False)[0], results.items(), strict=True):
         _show_change(axes, result, name)
+    save(figure, out)
+
+
+def draw_universal_sizes(results: Mapping[str, Sequence[Universal]], out: Path | str, title: str = "") -> None:
+    """Draw accuracy by iteration for changes of several sizes, a panel for each model, and under it its changes.
+
+    Dotted lines are random signs of the same size.
+    """
+    if not results or not all(results.values()):
+        raise ValueError("results must be one or more for each model, got none")
+    figure = new_figure(max(7.0, 3.1 * len(results)), 5.4)
+    figure.suptitle(title)
+    upper, lower = figure.subfigures(2, 1, height_ratios=(3.4, 1.6))
+    panels = upper.subplots(1, len(results), sharey=True, squeeze=False)[0]
+    for axes, (name, sizes) in zip(panels, results.items(), strict=True):
+        for number, result in enumerate(sizes):
+            colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+            shares = [100 * share for share in result.accuracy]
+            label = f"within {result.eps:.3f}"
+            axes.plot(result.iterations, shares, color=colour, marker=marker, markersize=4, label=label)
+            axes.axhline(100 * result.random_noise_accuracy, color=colour, linestyle=":", linewidth=1.2)
+        tidy(axes, name, "iterations of the generator", "accuracy, %" if axes is panels[0] else "")
+        axes.set_ylim(0, 103)
+    panels[0].legend(fontsize=8, frameon=False, loc="lower left")
+    most = max(map(len, results.values()))
+    blocks = lower.subfigures(1, len(results), squeeze=False)[0]
+    for block, sizes in zip(blocks, results.values(), strict=True):
+        grid = block.subplots(1, most, squeeze=False)[0]
+        for axes in grid[len(sizes) :]:
+            axes.set_axis_off()
+        for axes, result in zip(grid, sizes, strict=False):
+            _show_change(axes, result, "")
+            axes.set_title(f"{result.eps:.3f}", fontsize=8)
     save(figure, out)
 
 

@@ -240,7 +240,7 @@ def _aligned(label: str, measure: Measure, key: str, note: str = "") -> Row:
         if note:
             value = Published(0.311, 0.262, note)
         cells[way] = Cell(value, measure, f"{key} {way}")
-    return Row(label, cells)
+    return Row(label, cells, alike="a digit" if label.isdigit() else label.split(",")[0])
 
 
 TABLE_3 = Item(

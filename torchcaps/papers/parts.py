@@ -113,10 +113,18 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a table: its label, and a cell for each column that it has."""
+    """A row of a table.
+
+    Args:
+        label: what stands before it.
+        cells: a cell for each column that it has.
+        alike: rows of measurements with the same word here vary alike from seed to seed, and share the variance that is
+            known of it; runs of one column always do.
+    """
 
     label: str
     cells: Mapping[str, Cell] = field(hash=False)
+    alike: str = ""
 
 
 @dataclass(frozen=True)

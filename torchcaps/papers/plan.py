@@ -1,5 +1,6 @@
 """What has to be done for a table or figure: which runs, which of them are done, and what the rest takes here."""
 
+import dataclasses
 import functools
 import json
 import time
@@ -36,6 +37,7 @@ class Task:
             ``"elsewhere"`` (another shard's).
         steps: that are left. seconds: that they are likely to take. memory: bytes that it takes.
         missing: the data sets that are not here.
+        name: what a person calls it.
     """
 
     job: Job
@@ -44,6 +46,7 @@ class Task:
     seconds: float = 0.0
     memory: int = 0
     missing: tuple[str, ...] = ()
+    name: str = ""
 
     @property
     def open(self) -> bool:
@@ -154,6 +157,7 @@ def make_plan(
     """
     jobs = jobs_of(item.sources(rows, columns), seeds, store.scale)
     needed = _needed_weights(jobs, store)
+    names = _names(item)
     tasks, numbers = [], {Run: 0, Measure: 0}
     for job in jobs:
         number = numbers[type(job.source)]
@@ -169,7 +173,24 @@ def make_plan(
             tasks.append(Task(job, "new", seconds=job.source.seconds if timed and store.scale != "smoke" else 0.0))
         else:
             tasks.append(_run_task(job, store, timed, own))
-    return Plan(tuple(tasks))
+    return Plan(tuple(dataclasses.replace(task, name=_name(task.job, names)) for task in tasks))
+
+
+def _names(item: Item) -> dict[Source, str]:
+    """Return what the runs of an item are called: by the first row that has them, and its column if there are more."""
+    cells = [(row.label, column, cell.source) for row in item.rows for column, cell in row.cells.items()]
+    columns = {column for _, column, source in cells if isinstance(source, Run)}
+    names: dict[Source, str] = {}
+    for label, column, source in cells:
+        if isinstance(source, Run):
+            names.setdefault(source, f"{label}; {column}" if len(columns) > 1 else label)
+    return names
+
+
+def _name(job: Job, names: dict[Source, str]) -> str:
+    if isinstance(job.source, Measure):
+        return f"{job.source.name}, seed {job.seed}"
+    return f"{names.get(job.source, job.source.model)}, seed {job.seed}"
 
 
 def _needed_weights(jobs: list[Job], store: Store) -> set[Job]:

@@ -20,7 +20,7 @@ from torch import Tensor
 from torchcaps.data.errors import extra
 from torchcaps.data.scratch import into_place, scratch
 from torchcaps.papers.parts import Measure, Run
-from torchcaps.papers.scale import Scale, digest, run_spec
+from torchcaps.papers.scale import Scale, deciding, digest, run_spec
 from torchcaps.training import RunSpec
 from torchcaps.training.errors import RunError
 from torchcaps.training.folder import RunFolder
@@ -95,13 +95,20 @@ class Store:
         path = self.path(job)
         if str(path) not in self._read:
             found = self._load(path)
-            if found is None:
-                return None
+            if found is None or (isinstance(job.source, Run) and not self._is_of(found, job)):
+                return None  # a run with other settings is another one
             self._read[str(path)] = found
         found = self._read[str(path)]
         if isinstance(job.source, Measure) and found["options"] != _plain(self.options(job)):
             return None  # a measurement with other options is another one
         return found
+
+    def _is_of(self, found: dict[str, Any], job: Job) -> bool:
+        """Return whether a record is that of a run: its name stands for what the run changes, and defaults change."""
+        assert isinstance(job.source, Run)
+        now = deciding(run_spec(job.source, self.scale, job.seed))
+        then = {**found["config"], "net": found.get("net", now["net"])}
+        return all(then.get(name) == value for name, value in now.items())
 
     def _load(self, path: Path) -> dict[str, Any] | None:
         try:
@@ -165,7 +172,11 @@ class Store:
         }
         curve = [{k: v for k, v in row.items() if v is not None} for row in read_rows(folder.metrics)]
         extra_keys = {"curve": curve, "minutes": round(minutes, 2), "machine": report["machine"]}
-        self._write(job, {"config": config, "found": found, **extra_keys}, {})
+        self._write(job, {"config": config, "net": self._net(job), "found": found, **extra_keys}, {})
+
+    def _net(self, job: Job) -> dict[str, Any]:
+        assert isinstance(job.source, Run)
+        return deciding(run_spec(job.source, self.scale, job.seed))["net"]
 
     def write_diverged(self, job: Job, spec: RunSpec, why: str, minutes: float) -> None:
         """Write the record of a run that did not train: that is a result too."""
@@ -173,8 +184,8 @@ class Store:
         config = {k: v for k, v in spec.plain().items() if k != "data_dir"}
         found = {"ended": why, "diverged": True, "accuracy": None, "n": None}
         curve = [{k: v for k, v in row.items() if v is not None} for row in read_rows(folder.metrics)]
-        values = {"config": config, "found": found, "curve": curve, "minutes": round(minutes, 2), "machine": machine()}
-        self._write(job, values, {})
+        rest = {"curve": curve, "minutes": round(minutes, 2), "machine": machine()}
+        self._write(job, {"config": config, "net": self._net(job), "found": found, **rest}, {})
 
     def write_measure(self, job: Job, found: Mapping[str, Any], seconds: float) -> None:
         """Write the record of a measurement."""

@@ -31,7 +31,7 @@ from torchcaps.papers.parts import Run
 from torchcaps.training import RunSpec
 from torchcaps.training.names import find_model
 
-__all__ = ["NARROW", "SCALES", "SEEDS", "Scale", "digest", "run_spec"]
+__all__ = ["NARROW", "SCALES", "SEEDS", "Scale", "deciding", "digest", "run_spec"]
 
 Scale = Literal["smoke", "cpu", "full"]
 SCALES: tuple[Scale, ...] = ("smoke", "cpu", "full")
@@ -64,6 +64,7 @@ FREE = {
     "seed", "data_dir", "threads", "workers", "devices", "accelerator", "checkpoint_minutes", "checkpoint_steps",
     "note", "tensorboard", "evaluate_every",
 }  # fmt: skip
+FOLLOWING = ("image", "classes", "streamed")  # fields of models that follow the images, or the memory
 MADE = ("multimnist", "multimnist-official", "diverse-multimnist", "expanded-mnist", "affnist-style")
 
 
@@ -111,6 +112,23 @@ def _smoke(spec: RunSpec) -> RunSpec:
         test_images=32,
         evaluate_steps=2,
     ).but(**changes)
+
+
+def deciding(spec: RunSpec) -> dict[str, Any]:
+    """Return all of a run that decides what comes out of it, as JSON holds it: its settings, and under ``"net"`` every
+    field of its model but for what follows the images or the memory.
+    """
+    settings = {k: v for k, v in spec.plain().items() if k not in (*FREE, "fields")}
+    net = dataclasses.replace(find_model(spec.model).spec, **spec.fields)
+    fields = {f.name: getattr(net, f.name) for f in dataclasses.fields(net) if f.name not in FOLLOWING}
+    return json.loads(json.dumps({**settings, "net": fields}, default=_words))
+
+
+def _words(value: Any) -> Any:
+    """Return what JSON has no form for: a routing or the like by its kind and its fields."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {"kind": type(value).__name__, **{f.name: getattr(value, f.name) for f in dataclasses.fields(value)}}
+    return str(value)
 
 
 def digest(spec: RunSpec) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from torchcaps.metrics import wilson_interval
-from torchcaps.papers.parts import Cell, Claim, Item, Measure, Parameters, Run, Source
+from torchcaps.papers.parts import Cell, Claim, Item, Measure, Parameters, Row, Run, Source
 from torchcaps.papers.records import Job, Store, from_hex
 from torchcaps.training import RunSpec
 from torchcaps.training.setting import make_network
@@ -114,7 +114,9 @@ class Results:
                 images = found.get("n" if isinstance(cell.source, Run) else f"{cell.read}_images") or 0
         if not numbers:
             return Value(math.nan, math.nan, math.nan, None, 0, diverged) if diverged else None
-        value = _summed(numbers, images, max(halves), diverged, self._noise(cell))
+        unit = self.item.columns.get(self._place(cell)[1])
+        bounds = (0.0, 100.0) if images else (0.0, 1.0) if unit == "ratio" else (-math.inf, math.inf)
+        value = _summed(numbers, images, max(halves), diverged, self._noise(cell), bounds)
         once = isinstance(cell.source, Measure) and cell.source.once
         return dataclasses.replace(value, once=once)
 
@@ -122,15 +124,17 @@ class Results:
         """Return the variance of a number from seed to seed, and its degrees of freedom.
 
         Of two or three seeds it is hardly known. Runs of one column are alike enough to share it: it is pooled over
-        those of them that have several seeds. Measurements have their own.
+        those of them that have several seeds. Measurements share it where their rows say so.
         """
         alike = [cell]
-        if isinstance(cell.source, Run):
-            column = next((n for row in self.item.rows for n, other in row.cells.items() if other is cell), None)
-            alike = [row.cells[column] for row in self.item.rows if column in row.cells] if column else alike
+        row, column = self._place(cell)
+        if row is not None and isinstance(cell.source, Run):
+            alike = [r.cells[column] for r in self.item.rows if column in r.cells and r.cells[column].read == cell.read]
+        elif row is not None and row.alike:
+            alike = [r.cells[column] for r in self.item.rows if column in r.cells and r.alike == row.alike]
         total, freedom = 0.0, 0
         for other in alike:
-            if other.source is None or type(other.source) is not type(cell.source) or other.read != cell.read:
+            if other.source is None or type(other.source) is not type(cell.source):
                 continue
             numbers = [_number(record["found"], other) for _, record in self.records(other.source)]
             known = [number for number in numbers if number is not None]
@@ -138,6 +142,10 @@ class Results:
                 total += statistics.variance(known) * (len(known) - 1)
                 freedom += len(known) - 1
         return (total / freedom, freedom) if freedom else None
+
+    def _place(self, cell: Cell) -> tuple[Row | None, str]:
+        """Return the row and the column that a cell stands in."""
+        return next(((row, name) for row in self.item.rows for name, c in row.cells.items() if c is cell), (None, ""))
 
     def cell(self, row: str, column: str) -> Cell:
         """Return a cell by the labels of its row and column."""
@@ -230,7 +238,14 @@ def student(freedom: int) -> float:
     return STUDENT[freedom - 1] if freedom <= len(STUDENT) else NORMAL * (1 + 1.3 / freedom)
 
 
-def _summed(numbers: list[float], images: int, half: float, diverged: int, noise: tuple[float, int] | None) -> Value:
+def _summed(
+    numbers: list[float],
+    images: int,
+    half: float,
+    diverged: int,
+    noise: tuple[float, int] | None,
+    limits: tuple[float, float],
+) -> Value:
     mean = statistics.fmean(numbers)
     spread = statistics.stdev(numbers) if len(numbers) > 1 else None
     low = high = half
@@ -240,8 +255,7 @@ def _summed(numbers: list[float], images: int, half: float, diverged: int, noise
     if noise is not None:
         of_seeds = student(noise[1]) * math.sqrt(noise[0] / len(numbers))
         low, high = math.hypot(low, of_seeds), math.hypot(high, of_seeds)
-    bounds = (0.0, 100.0) if images else (-math.inf, math.inf)
-    return Value(mean, max(bounds[0], mean - low), min(bounds[1], mean + high), spread, len(numbers), diverged)
+    return Value(mean, max(limits[0], mean - low), min(limits[1], mean + high), spread, len(numbers), diverged)
 
 
 _COUNTS: dict[str, int] = {}

@@ -1,6 +1,7 @@
 """Working through a plan: every run and measurement in its turn, each recorded when it is over."""
 
 import contextlib
+import json
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,11 +11,12 @@ import torch
 from torchcaps.papers.context import Context
 from torchcaps.papers.parts import Measure, Run
 from torchcaps.papers.plan import Plan, Task, members_of
-from torchcaps.papers.records import Job, Store
-from torchcaps.papers.scale import run_spec
-from torchcaps.training import Diverged, load_run, resume, train
+from torchcaps.papers.records import Job, Store, write_whole
+from torchcaps.papers.scale import deciding, run_spec
+from torchcaps.training import Diverged, RunSpec, load_run, resume, train
 from torchcaps.training.display import Display
-from torchcaps.training.errors import extra
+from torchcaps.training.errors import RunError, extra
+from torchcaps.training.folder import RunFolder
 from torchcaps.training.loading import right_images
 from torchcaps.training.measure import Tally
 from torchcaps.training.setting import open_test
@@ -52,9 +54,9 @@ class Bar(Display):
             yield
         self._progress = None
 
-    def begin(self, number: int, count: int, name: str, task: Task) -> None:
+    def begin(self, number: int, count: int, task: Task) -> None:
         """Take note that a job begins."""
-        self._name, self._steps, self._share = f"{number} of {count}: {name}", max(1, task.steps), task.seconds
+        self._name, self._steps, self._share = f"{number} of {count}: {task.name}", max(1, task.steps), task.seconds
         self._first: int | None = None
         if self._progress is not None:
             self._progress.update(self._task, description=self._name)
@@ -100,24 +102,16 @@ def work_through(plan: Plan, store: Store, bar: Bar, **own: Any) -> list[str]:
     with bar.open():
         for number, task in enumerate(todo, start=1):
             job = task.job
-            bar.begin(number, len(todo), _title(job), task)
+            bar.begin(number, len(todo), task)
             start = time.monotonic()
             if isinstance(job.source, Run):
                 words = _train(job, store, bar, start, own)
             else:
                 words = _measured(job, store, bar, own)
             if words.startswith("waits"):
-                problems.append(f"{_title(job)} {words}")
+                problems.append(f"{task.name} {words}")
             bar.end(words)
     return problems
-
-
-def _title(job: Job) -> str:
-    name = job.source.model if isinstance(job.source, Run) else job.source.name
-    changes = ""
-    if isinstance(job.source, Run) and job.source.changes:
-        changes = " " + ", ".join(f"{k}={v}" for k, v in job.source.changes.items())
-    return f"{name}{changes if len(changes) < 60 else changes[:57] + '...'}, seed {job.seed}"
 
 
 def _train(job: Job, store: Store, bar: Bar, start: float, own: dict[str, Any]) -> str:
@@ -132,6 +126,7 @@ def _train(job: Job, store: Store, bar: Bar, start: float, own: dict[str, Any]) 
         except ValueError as error:
             return f"waits: {error}"
         folder.release()
+        _same_settings(folder, spec)
         if not folder.config.exists():
             train(spec, folder.path, display=bar, pictures=False)
         elif not folder.results.exists():
@@ -150,6 +145,21 @@ def _train(job: Job, store: Store, bar: Bar, start: float, own: dict[str, Any]) 
     return f"{words}, {found['found']['seconds']:.0f} s"
 
 
+def _same_settings(folder: RunFolder, spec: RunSpec) -> None:
+    """Refuse to go on with a run whose settings were others when it was begun: a default has changed since.
+
+    They stand in a file beside the folder, since the folder of a new run must be empty.
+    """
+    told = folder.path.with_name(f"{folder.path.name}.json")
+    now = json.dumps(deciding(spec), indent=1)
+    if not folder.config.exists() or not told.exists():
+        write_whole(told, now.encode())
+    elif told.read_text(encoding="utf-8", errors="replace") != now:
+        raise RunError(
+            f"{folder.path} was begun with other settings than it would have now: remove it, and it is begun again"
+        )
+
+
 def _measured(job: Job, store: Store, bar: Bar, own: dict[str, Any]) -> str:
     measure = job.source
     assert isinstance(measure, Measure)
@@ -160,8 +170,8 @@ def _measured(job: Job, store: Store, bar: Bar, own: dict[str, Any]) -> str:
         if lacking:
             record = store.record(lacking[0])
             if record is not None and record["found"].get("diverged"):
-                return f"can't be done: {_title(lacking[0])} diverged"
-            return f"waits for {_title(lacking[0])}, which is not done: run it again then"
+                return f"can't be done: {lacking[0].key(store.scale)} diverged"
+            return f"waits for {lacking[0].key(store.scale)}, which is not done: run it again then"
         loaded = [load_run(store.folder(member).path) for member in members]
         runs[name] = loaded[0] if measure.members == 1 else loaded
     if own.get("threads"):

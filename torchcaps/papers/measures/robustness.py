@@ -1,6 +1,6 @@
 """Digits that are not quite those of the training set: attacked ones, and those of a GAN."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +9,11 @@ from torch import Tensor
 
 from torchcaps.analysis.attacks import AttackResult, attack, draw_attack
 from torchcaps.analysis.gan import GAN, draw_generated, train_acgan
-from torchcaps.analysis.universal import Universal, draw_universal, train_universal
+from torchcaps.analysis.universal import Universal, draw_universal_sizes, train_universal
 from torchcaps.data import ImageSet, Pixels
-from torchcaps.data.scratch import into_place, scratch
 from torchcaps.papers.context import Context
 from torchcaps.papers.held import flat, revived
+from torchcaps.papers.kept import Kept
 from torchcaps.papers.parts import Measure
 from torchcaps.papers.summary import Results
 from torchcaps.training import Trained
@@ -28,6 +28,8 @@ __all__ = [
     "gan_images",
     "white_box",
 ]
+
+GAN_FILE = "gan.pt"
 
 
 def _top(net: Trained) -> float:
@@ -80,6 +82,13 @@ def white_box(
     images: int = 10_000,
 ) -> dict[str, Any]:
     """Train a generator of one perturbation for all images against a network: Chen 2019, supplement 6.2."""
+    options = {"eps": eps, "iterations": iterations, "every": every, "learnt": learnt, "images": images}
+    kept = Kept(context.folder / "generator.pt", options)
+
+    def on_step(state: Callable[[], dict[str, Any]]) -> None:
+        if kept.due:
+            kept.write(state())
+
     own = context.batch(net, net.spec.how.data, learnt, "train", **net.spec.data_options)
     test = context.test_batch(net, images)
     top = _top(net)
@@ -95,7 +104,10 @@ def white_box(
         seed=context.seed,
         high=top,
         progress=context.tick,
+        state=kept.read(),
+        on_step=on_step,
     )
+    kept.clear()
     n = len(test.labels)
     return {
         "clean": 100 * found.clean_accuracy,
@@ -108,11 +120,15 @@ def white_box(
     }
 
 
-def draw_white_box(measures: Mapping[str, Measure], results: Results, out: Path) -> None:
-    """Draw accuracy over the generator's iterations, and the perturbations."""
-    found = _revived(Universal, measures, results)
-    if found:
-        draw_universal(found, out, results.title)
+def draw_white_box(measures: Mapping[str, Mapping[int, Measure]], results: Results, out: Path) -> None:
+    """Draw accuracy over the generator's iterations for every size, and the perturbations."""
+    found = {
+        name: list(_revived(Universal, {str(eps): measure for eps, measure in sizes.items()}, results).values())
+        for name, sizes in measures.items()
+    }
+    there = {name: sizes for name, sizes in found.items() if sizes}
+    if there:
+        draw_universal_sizes(there, out, results.title)
 
 
 def _revived(kind: type[Any], measures: Mapping[str, Measure], results: Results) -> dict[str, Any]:
@@ -125,21 +141,23 @@ def gan_images(
 ) -> dict[str, Any]:
     """Train an AC-GAN on digits, and keep what it makes after every epoch, as bytes.
 
-    It is saved after each epoch, and goes on from there where it was killed.
+    It is kept every minute and after each epoch, and goes on from there where it was killed.
     """
     dataset = context.dataset("mnist", "train", images)
     batch = dataset.examples(torch.arange(len(dataset)))
-    saved = context.folder / "gan.pt"
     options = {"images": images, "per_class": per_class, "width": width, "seed": context.seed}
-    kept = _kept(saved)
-    if kept is not None and kept.get("options") != options:
-        kept = None  # it was begun with others
-    made: dict[str, Tensor] = {} if kept is None else kept["made"]
+    kept = Kept(context.folder / GAN_FILE, options)
+    left = kept.read()
+    made: dict[str, Tensor] = {} if left is None else left["made"]
+
+    def on_step(state: Callable[[], dict[str, Any]]) -> None:
+        if kept.due:
+            kept.write({"gan": state(), "made": made})
 
     def on_epoch(epoch: int, gan: GAN) -> None:
         digits, _ = gan.generate(per_class, seed=1_000 + context.seed)
         made[f"epoch{epoch}"] = (255 * digits).round().to(torch.uint8)
-        _keep(saved, {"gan": gan.state_dict(), "made": made, "options": options})
+        kept.write({"gan": gan.state_dict(), "made": made})
 
     train_acgan(
         batch.images.float() / 255,
@@ -149,36 +167,18 @@ def gan_images(
         batch_size=min(100, len(batch.labels)),
         width=width,
         on_epoch=on_epoch,
-        state=None if kept is None else kept["gan"],
+        state=None if left is None else left["gan"],
         progress=context.tick,
+        on_step=on_step,
     )
     few = {f"shown{epoch}": made[f"epoch{epoch}"].unflatten(0, (10, -1))[:, :shown] for epoch in range(1, epochs + 1)}
     return {"n": 10 * per_class, "epochs": epochs, **few}
 
 
-def _kept(path: Path) -> dict[str, Any] | None:
-    """Return what a training that was killed has left; what can't be read is begun again."""
-    if not path.exists():
-        return None
-    try:
-        return torch.load(path, weights_only=True)
-    except (OSError, RuntimeError, ValueError, EOFError):
-        return None
-
-
-def _keep(path: Path, state: dict[str, Any]) -> None:
-    try:
-        with scratch(path.parent) as own:
-            torch.save(state, own / path.name)
-            into_place(own / path.name, path)
-    except OSError as error:
-        raise RunError(f"{path} can't be written: {error.strerror or error}") from error
-
-
 def gan_errors(context: Context, **nets: Trained) -> dict[str, Any]:
     """Test networks, which have seen real digits only, on what the GAN made after every epoch: the same for all."""
     gan = context.records["gan"]
-    state = _kept(context.folder.parent / f"chen2019-gan-seed{context.seed}" / "gan.pt")
+    state = Kept(context.folder.parent / f"chen2019-gan-seed{context.seed}" / GAN_FILE, None).read()
     if state is None:
         raise RunError("the GAN's images are gone from the working folder: remove its record, and it is trained again")
     found: dict[str, Any] = {}

@@ -10,6 +10,7 @@ from torchcaps.data import Loader
 from torchcaps.models import create_model
 from torchcaps.models.registry import REGISTRY
 from torchcaps.papers.context import Context
+from torchcaps.papers.kept import Kept
 from torchcaps.papers.parts import Measure
 from torchcaps.papers.scale import NARROW
 from torchcaps.papers.summary import Results
@@ -53,23 +54,32 @@ def early_training(
     batch: int = 128,
 ) -> dict[str, Any]:
     """Follow the first steps of training with three routings: the share of wrong training images, and that of negative
-    coefficients. Rates are the recipe's first; every routing sees the same batches from the same weights' seed.
+    coefficients. Rates are the recipe's first; every routing sees the same batches from the same weights' seed. It is
+    kept every minute, and goes on from there where it was killed.
     """
+    kept = Kept(context.folder / "early.pt", {"fields": fields, "steps": steps, "every": every, "batch": batch})
+    left = kept.read() or {"found": {}, "label": ""}
     routings: dict[str, Routing] = {
         "dynamic": Dynamic(3),
         "l2": Quadratic("l2", initial=0.1),
         "l1": Quadratic("l1", initial=0.1),
     }
-    found: dict[str, Any] = {"steps": torch.arange(every, steps + 1, every)}
+    found: dict[str, Any] = {"steps": torch.arange(every, steps + 1, every), **left["found"]}
     fields = {**fields, **(NARROW[type(REGISTRY[model].spec)] if context.scale == "smoke" else {})}
     for label, routing in routings.items():
+        if f"{label} wrong" in found:
+            continue  # before it was killed
         torch.manual_seed(context.seed)
         net = create_model(model, **fields, routing=routing)
         dataset = context.dataset(net.recipe.data, "train")
         loader = Loader(dataset, batch, pipeline=net.recipe.augmentation, seed=context.seed)
         loss, optimizer = net.loss(), net.recipe.optimizer.make(net.parameters())
-        wrong, negative, window = [], [], []
-        for number in range(steps):
+        wrong, negative, window, done = [], [], [], 0
+        if left["label"] == label:
+            net.load_state_dict(left["net"])
+            optimizer.load_state_dict(left["optimizer"])
+            wrong, negative, window, done = (left[name] for name in ("wrong", "negative", "window", "done"))
+        for number in range(done, steps):
             images, labels, targets, _ = loader.batch(number // len(loader), number % len(loader))
             optimizer.zero_grad()
             output = net(images, labels)
@@ -85,9 +95,14 @@ def early_training(
                 share = 0.0 if coefficients is None else 100 * float((coefficients < 0).float().mean())
                 negative.append(share)
                 context.tick()
+            if kept.due:
+                lists = {"wrong": wrong, "negative": negative, "window": window, "done": number + 1}
+                weights = {"net": net.state_dict(), "optimizer": optimizer.state_dict()}
+                kept.write({"found": found, "label": label, **lists, **weights})
         found[f"{label} wrong"], found[f"{label} negative"] = torch.tensor(wrong), torch.tensor(negative)
         found[f"{label} first"] = sum(wrong[: max(1, len(wrong) // 4)]) / max(1, len(wrong) // 4)
         found[f"{label} negative_last"] = negative[-1]
+    kept.clear()
     return found
 
 
