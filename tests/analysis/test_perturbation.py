@@ -1,5 +1,6 @@
 """Each dimension of a capsule moved and decoded."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -135,3 +136,16 @@ def test_it_is_drawn(tmp_path: Path) -> None:
     assert (tmp_path / "moved.png").read_bytes()[:4] == b"\x89PNG"
     with pytest.raises(ValueError, match="image must lie in"):
         draw_perturbation(found, tmp_path / "moved.png", image=2)
+
+
+def test_the_dimensions_that_change_most_are_drawn_alone(tmp_path: Path) -> None:
+    """Squared changes of 1.25, 18, 4 and 16: the second dimension first, then the fourth."""
+    still, moved = torch.zeros(1, 1, 4, 4), torch.zeros(1, 4, 2, 1, 4, 4)
+    moved[0, :, 0, 0, 0, 0], moved[0, :, 1, 0, 0, 0] = torch.tensor([1.0, -3.0, 2.0, 4.0]), torch.tensor([0.5, 3, 0, 0])
+    found = Perturbation(still, torch.tensor([7]), torch.arange(4), torch.tensor([-1.0, 1.0]), moved, still)
+    draw_perturbation(found, tmp_path / "most.svg", most=2)
+    text = (tmp_path / "most.svg").read_text()
+    assert "the 2 dimensions that change most" in text
+    assert re.findall(r"<!-- (\d) -->", text) == ["1", "3"], "the one that changes most is above"
+    with pytest.raises(ValueError, match="most must be 1 or more"):
+        draw_perturbation(found, tmp_path / "most.svg", most=0)

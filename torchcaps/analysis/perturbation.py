@@ -123,15 +123,27 @@ def _pieces(pose: Tensor, labels: Tensor, batch_size: int) -> list[tuple[Tensor,
 
 
 def draw_perturbation(
-    result: Perturbation, out: Path | str, title: str = "", image: int = 0, classes: Sequence[str] | None = None
+    result: Perturbation,
+    out: Path | str,
+    title: str = "",
+    image: int = 0,
+    classes: Sequence[str] | None = None,
+    most: int | None = None,
 ) -> None:
     """Draw the decodes of one image: a row for each dimension, a column for each amount (Sabour 2017, figure 4).
 
     The image itself and its decode as it stands come first. Classes have their numbers, or the names in ``classes``.
+    With ``most`` only so many dimensions are drawn, those that change the decode most, the first of them above.
     """
     if not 0 <= image < len(result.images):
         raise ValueError(f"image must lie in 0..{len(result.images) - 1}, got {image}")
+    if most is not None and most < 1:
+        raise ValueError(f"most must be 1 or more, got {most}")
     decoded = result.decoded[image]
+    rows = torch.arange(len(decoded))
+    if most is not None and most < len(decoded):
+        rows = (decoded - result.unperturbed[image]).square().flatten(1).sum(1).topk(most).indices
+    dims, decoded = result.dims[rows], decoded[rows]
     n_rows, n_columns = decoded.shape[:2]
     side, left, top = 0.55, 0.55, 1.75
     width, height = left + side * n_columns + 0.1, top + side * n_rows + 0.1
@@ -143,7 +155,8 @@ def draw_perturbation(
     words = f"{title}: " if title else ""
     middle = left + side * n_columns / 2
     label = int(result.labels[image])
-    words += f"class {label if classes is None else classes[label]}, each dimension moved"
+    words += f"class {label if classes is None else classes[label]}, "
+    words += "each dimension moved" if n_rows == len(result.dims) else f"the {n_rows} dimensions that change most"
     figure.text(0.5, 1 - 0.08 / height, words, ha="center", va="top", fontsize=9)
     for x, picture, name in (
         (middle - 1.0, result.images[image], "image"),
@@ -155,7 +168,7 @@ def draw_perturbation(
     figure.text(0.06 / width, 1 - (top - 0.06) / height, "dim", fontsize=8, va="bottom")
     for row in range(n_rows):
         y = top + side * row
-        number = str(int(result.dims[row]))
+        number = str(int(dims[row]))
         figure.text((left - 0.12) / width, 1 - (y + side / 2) / height, number, ha="right", va="center", fontsize=8)
         for column in range(n_columns):
             axes = place(left + side * column, y)

@@ -161,7 +161,7 @@ FIG_4 = Item(
             lower=False,
         ),
     ),
-    draw=partial(draw_curves, column="CIFAR-10", groups=tuple(label for label, *_ in _KINDS)),
+    draw=partial(draw_curves, columns=("CIFAR-10",), groups=tuple(label for label, *_ in _KINDS)),
     notes=("The figure's table is an image: its numbers can't be read off the text.",),
 )
 
@@ -203,7 +203,7 @@ ABLATIONS = Item(
             lower=False,
         ),
     ),
-    draw=partial(draw_curves, column="CIFAR-10", groups=tuple(_ABLATIONS)),
+    draw=partial(draw_curves, columns=("CIFAR-10",), groups=tuple(_ABLATIONS)),
     notes=(
         "With one iteration B is the paper's own, and so it begins at two.",
         "What activations are in C is not said; ours are those of EM routing, and scale the pose before the "
@@ -292,7 +292,7 @@ FIG_5 = Item(
             lower=False,
         ),
     ),
-    draw=partial(draw_curves, column="DiverseMultiMNIST"),
+    draw=partial(draw_curves, columns=("DiverseMultiMNIST",)),
     notes=(
         "The figure's table (memory, time) is an image: its numbers can't be read off the text.",
         "Routing iterations are not stated: two. Accuracy is the exact set, sigmoids over a half (ours).",

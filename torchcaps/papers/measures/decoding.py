@@ -77,13 +77,13 @@ def perturbations(context: Context, net: Trained, classes: int = 10, shown: int 
     }
 
 
-def draw_measured_perturbation(measure: Measure, results: Results, out: Path) -> None:
-    """Draw the image that was kept."""
+def draw_measured_perturbation(measure: Measure, results: Results, out: Path, most: int | None = None) -> None:
+    """Draw the image that was kept: all dimensions, or those that change most."""
     record = results.first(measure)
     if record is None:
         return
     found = revived(Perturbation, record["found"])
-    draw_perturbation(found, out, f"{results.title}: the digit {int(found.labels[0])}")
+    draw_perturbation(found, out, f"{results.title}: the digit {int(found.labels[0])}", most=most)
 
 
 def segmentations(context: Context, net: Trained, images: int = 10_000, shown: int = 8) -> dict[str, Any]:

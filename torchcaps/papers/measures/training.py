@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from torchcaps.analysis.style import COLOURS, MARKERS, new_figure, save, tidy
 from torchcaps.data import Loader
@@ -18,7 +19,7 @@ from torchcaps.routing import Dynamic, Quadratic, Routing
 from torchcaps.training import Trained
 from torchcaps.training.loading import measure as test_together
 
-__all__ = ["coefficient_signs", "curves", "draw_curves", "draw_early", "early_training", "ensemble"]
+__all__ = ["coefficient_signs", "coefficients_of", "curves", "draw_curves", "draw_early", "early_training", "ensemble"]
 
 
 def ensemble(context: Context, nets: list[Trained], data: str, images: int | None = None) -> dict[str, Any]:
@@ -31,11 +32,7 @@ def ensemble(context: Context, nets: list[Trained], data: str, images: int | Non
 
 def coefficient_signs(context: Context, net: Trained) -> dict[str, Any]:
     """Measure how many of the routing coefficients of a trained network are negative, and near zero."""
-    (values,) = (
-        layer.coefficients["coefficient"].detach()  # type: ignore[index, operator]
-        for layer in net.model.modules()
-        if isinstance(getattr(layer, "routing", None), Quadratic)
-    )
+    values = coefficients_of(net)
     size = values.abs().mean()
     return {
         "negative": 100 * float((values < 0).float().mean()),
@@ -43,6 +40,20 @@ def coefficient_signs(context: Context, net: Trained) -> dict[str, Any]:
         "mean": float(values.mean()),
         "largest": float(values.abs().max()),
     }
+
+
+def coefficients_of(net: Trained) -> Tensor:
+    """Return the coefficients of the layer that is routed by a quadratic program.
+
+    Shapes:
+        ``[children, parents]``
+    """
+    (values,) = (
+        layer.coefficients["coefficient"].detach()  # type: ignore[index, operator]
+        for layer in net.model.modules()
+        if isinstance(getattr(layer, "routing", None), Quadratic)
+    )
+    return values.reshape(-1, values.shape[-1])
 
 
 def early_training(
@@ -131,43 +142,57 @@ def draw_early(measure: Measure, results: Results, out: Path) -> None:
     save(figure, out)
 
 
-def curves(results: Results, column: str, key: str) -> dict[str, tuple[list[float], list[float]]]:
-    """Return a curve for each row of an item, that of its first seed: epochs and values."""
-    found = {}
+def curves(results: Results, column: str, key: str) -> dict[str, list[tuple[list[float], list[float]]]]:
+    """Return the curves of each row of an item, one a seed: epochs and values."""
+    found: dict[str, list[tuple[list[float], list[float]]]] = {}
     for row in results.item.rows:
         cell = row.cells.get(column)
-        record = results.first(cell.source) if cell is not None and cell.source is not None else None
-        if record is not None and "curve" in record:
-            points = [(r["epoch"], r[key]) for r in record["curve"] if key in r]
+        for _, record in results.records(cell.source) if cell is not None and cell.source is not None else ():
+            points = [(r["epoch"], r[key]) for r in record.get("curve", ()) if key in r]
             if points:
-                found[row.label] = tuple(map(list, zip(*points, strict=True)))
+                epochs, values = map(list, zip(*points, strict=True))
+                found.setdefault(row.label, []).append((epochs, values))
     return found
 
 
 def draw_curves(
-    results: Results, out: Path, column: str, key: str = "test_accuracy", groups: tuple[str, ...] = ("",)
+    results: Results,
+    out: Path,
+    columns: tuple[str, ...],
+    key: str = "test_accuracy",
+    groups: tuple[str, ...] = ("",),
+    same: bool = True,
 ) -> None:
-    """Draw the curves of an item's rows over the epochs: a panel for each group, of rows whose labels begin alike."""
-    figure = new_figure(max(4.6, 3.4 * len(groups)), 3.6)
-    panels = figure.subplots(1, len(groups), sharey=True, squeeze=False)[0]
+    """Draw the curves of an item's rows over the epochs: a panel for each column that anything ran of and each group
+    of rows whose labels begin alike. The first seed has marks, the others are thin. ``same``: errors compare
+    across panels.
+    """
+    there = {name: found for name in columns if (found := curves(results, name, key))}
+    panels = [(name, group) for name in there for group in groups]
+    if not panels:
+        return
+    figure = new_figure(max(4.6, 3.4 * len(panels)), 3.6)
+    grid = figure.subplots(1, len(panels), sharey=same, squeeze=False)[0]
     share = key.endswith("accuracy")
-    for axes, group in zip(panels, groups, strict=True):
-        rows = {label: curve for label, curve in curves(results, column, key).items() if label.startswith(group)}
-        for number, (label, (epochs, values)) in enumerate(rows.items()):
-            values = [100 * (1 - value) if share else value for value in values]
-            style = {"color": COLOURS[number % 7], "marker": MARKERS[number % 7], "markersize": 4}
-            axes.plot(
-                epochs,
-                values,
-                **style,
-                linestyle=("-", "--")[number // 7 % 2],
-                label=label.removeprefix(group).strip(", ") or label,
-            )
+    for axes, (name, group) in zip(grid, panels, strict=True):
+        rows = {label: seeds for label, seeds in there[name].items() if label.startswith(group)}
+        for number, (label, seeds) in enumerate(rows.items()):
+            colour, dashes = COLOURS[number % 7], ("-", "--")[number // 7 % 2]
+            words = label.removeprefix(group).strip(", ") or label
+            for seed, (epochs, values) in enumerate(seeds):
+                values = [100 * (1 - value) if share else value for value in values]
+                marked = {"marker": MARKERS[number % 7], "markersize": 4, "label": words}
+                thin = {"linewidth": 0.8, "alpha": 0.7}
+                axes.plot(epochs, values, color=colour, linestyle=dashes, **(thin if seed else marked))
         what = "error, %" if share else "loss"
-        tidy(axes, group, "epochs", f"{'test' if key.startswith('test') else 'training'} {what}")
+        heading = group or (name if len(columns) > 1 else "")
+        tidy(axes, heading, "epochs", f"{'test' if key.startswith('test') else 'training'} {what}")
+        axes.xaxis.get_major_locator().set_params(integer=True)
         if rows:
             axes.legend(frameon=False, fontsize=7)
-    for axes in panels[1:]:
+    for axes in grid[1:]:
         axes.set_ylabel("")
-    figure.suptitle(results.title, fontsize=11)
+    seeds = max(len(seeds) for found in there.values() for seeds in found.values())
+    words = f"{results.item.title}, scale {results.store.scale}"
+    figure.suptitle(f"{words}, seed 0" if seeds == 1 else f"{words}; thin: further seeds", fontsize=11)
     save(figure, out)
