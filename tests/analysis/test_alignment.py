@@ -153,6 +153,17 @@ def test_known_capsules_have_known_ratios_and_cosines() -> None:
     assert largest_difference(result.averages, result.ratios.mean(0)) < SAME[torch.float32]
 
 
+def test_every_class_counts_the_same_however_many_images_it_has() -> None:
+    """Three images of a class that moves along a line and one whose way is bent; a class without images is none."""
+    labels = torch.tensor([0, 2, 0, 0])
+    result = align(placer(), dot().expand(4, -1, -1, -1), labels)
+    straight, bent = align(placer(), dot(), labels[:1]), align(placer(), dot(), labels[1:2])
+    assert float(bent.averages[1]) < 0.999
+    shifts = [1, 2, 4, 5]
+    expected = (straight.averages + bent.averages) / 2
+    assert largest_difference(result.averages[shifts], expected[shifts]) < SAME[torch.float32]
+
+
 def test_plus_is_right_and_down() -> None:
     moves, numbers = capsule_moves(placer(), dot(), torch.tensor([0]))
     assert moves.shape == (1, 6, 5, 3)

@@ -168,6 +168,21 @@ def test_pgd_stays_within_eps_and_the_bounds_and_is_stronger_than_fgsm() -> None
     assert losses == sorted(losses)
 
 
+def test_pgd_starts_anywhere_within_eps() -> None:
+    """A model without slopes moves nothing, so that the starts are seen: uniform to both sides, cut at the bounds."""
+    model = linear_model()
+    for parameter in model.parameters():
+        parameter.data.zero_()
+    images, labels = torch.full((8, 1, 16, 16), 0.5, dtype=torch.float64), torch.zeros(8, dtype=torch.long)
+    starts = (pgd(model, images, labels, 0.1) - images) / 0.1
+    assert -1 <= float(starts.min()) < -0.99
+    assert 0.99 < float(starts.max()) <= 1
+    for low, high in ((-1, 0), (-0.5, 0.5)):  # of 2,048 numbers a half is known to 0.011
+        assert abs(float(((starts > low) & (starts < high)).double().mean()) - 0.5) < 4 * 0.011
+    assert len(starts.flatten().unique()) == starts.numel(), "every pixel of every image by itself"
+    assert float(pgd(model, 0 * images, labels, 0.1).min()) == 0
+
+
 def test_restarts_keep_the_worst_start_and_starts_are_a_function_of_the_seed() -> None:
     model, images, labels = trained()
 

@@ -65,6 +65,22 @@ def test_the_baseline_gives_all_ink_to_both() -> None:
     assert found.mean_baseline == pytest.approx(7 / 12, rel=SAME[torch.float32])
 
 
+def test_the_image_is_the_sum_of_its_objects() -> None:
+    """Where two faint ones lie over each other there is ink in the image, although none is over a half alone.
+
+    Object 0 is rows 0 to 5, the last two faint, object 1 rows 4 to 9, the first two faint; one is faint in row 12 too.
+    """
+    model, images, labels, targets = scene(0, [[0, 1]])
+    targets = torch.zeros_like(targets)
+    targets[0, 0, :, 0:4], targets[0, 1, :, 6:10] = 0.9, 0.9
+    targets[0, :, :, 4:6], targets[0, 0, :, 12] = 0.3, 0.3
+    found = segment(model, images, labels, targets)
+    assert found.truth.sum((2, 3)).tolist() == [[4 * SIDE, 4 * SIDE]]
+    assert found.baseline.flatten().tolist() == pytest.approx([4 / 10, 4 / 10], rel=SAME[torch.float32])
+    dark = segment(model, images, labels, targets.clamp(max=0.3), threshold=0.25)
+    assert dark.baseline.flatten().tolist() == pytest.approx([7 / 11, 6 / 11], rel=SAME[torch.float32])
+
+
 def test_predictions_are_scored_in_the_places_of_their_labels() -> None:
     model, images, labels, targets = scene(0, [[0, 1], [4, 7], [2, 9]])
     found = segment(model, images, labels, targets)

@@ -15,6 +15,7 @@ from torchcaps.papers.context import Context
 from torchcaps.papers.held import flat, revived
 from torchcaps.papers.kept import Kept
 from torchcaps.papers.parts import Measure
+from torchcaps.papers.scale import digest
 from torchcaps.papers.summary import Results
 from torchcaps.training import Trained
 from torchcaps.training.errors import RunError
@@ -83,7 +84,7 @@ def white_box(
 ) -> dict[str, Any]:
     """Train a generator of one perturbation for all images against a network: Chen 2019, supplement 6.2."""
     options = {"eps": eps, "iterations": iterations, "every": every, "learnt": learnt, "images": images}
-    kept = Kept(context.folder / "generator.pt", options)
+    kept = Kept(context.folder / "generator.pt", {**options, "net": f"{digest(net.spec)} {net.step}"})
 
     def on_step(state: Callable[[], dict[str, Any]]) -> None:
         if kept.due:

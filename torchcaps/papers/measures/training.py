@@ -68,7 +68,8 @@ def early_training(
     coefficients. Rates are the recipe's first; every routing sees the same batches from the same weights' seed. It is
     kept every minute, and goes on from there where it was killed.
     """
-    kept = Kept(context.folder / "early.pt", {"fields": fields, "steps": steps, "every": every, "batch": batch})
+    options = {"model": model, "fields": fields, "steps": steps, "every": every, "batch": batch}
+    kept = Kept(context.folder / "early.pt", options)
     left = kept.read() or {"found": {}, "label": ""}
     routings: dict[str, Routing] = {
         "dynamic": Dynamic(3),

@@ -1,0 +1,51 @@
+"""Classes without coefficients: sizes that are known, and classes counted one by one."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.models.narrow import narrow
+from tests.papers.nets import as_trained, given
+from tests.tolerances import SAME
+from torchcaps.papers.measures.starved import class_coefficients, draw_class_coefficients
+from torchcaps.papers.measures.training import coefficients_of
+from torchcaps.papers.parts import Item, Measure
+from torchcaps.papers.records import Job, Store
+from torchcaps.papers.summary import Results
+
+
+def test_the_class_with_the_smallest_coefficients_is_found_and_counted() -> None:
+    """Class 3 has none and is never predicted; the others have 1 to 9, of either sign."""
+    net = as_trained(narrow("yang2021_mnist"), "yang2021_mnist")
+    sizes = torch.tensor([1.0, 2, 3, 0, 4, 5, 6, 7, 8, 9])
+    values = coefficients_of(net)
+    values.copy_(sizes * torch.where(torch.arange(len(values)) % 2 == 0, 1.0, -1.0)[:, None])
+    images = torch.rand(40, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        told = net.model(images).scores.argmax(1)
+    labels = torch.where(torch.arange(40) % 2 == 0, told, torch.arange(40) // 2 % 10)  # half of them right, or more
+    found = class_coefficients(given(images, labels), net, images=40)
+    assert (found["least_class"], found["least"], found["recall"]) == (3, 0, 0)
+    assert torch.allclose(found["sizes"], sizes / 4.5, rtol=SAME[torch.float32])
+    recalls = []
+    for number in range(10):
+        own = [bool(a == b) for a, b in zip(told.tolist(), labels.tolist(), strict=True) if b == number]
+        recalls.append(sum(own) / len(own))
+    assert found["recalls"].tolist() == pytest.approx(recalls)
+    assert found["recall_images"] == labels.tolist().count(3)
+    assert found["others"] == pytest.approx(100 * sum(r for n, r in enumerate(recalls) if n != 3) / 9)
+
+
+def test_a_point_is_drawn_for_each_class_and_the_lost_one_is_named(tmp_path: Path) -> None:
+    measure = Measure("starved", class_coefficients)
+    store = Store("smoke", tmp_path / "results", tmp_path / "work")
+    results = Results(Item("lost", "Lost", "A class.", measures=(measure,)), store)
+    draw_class_coefficients({"L2": measure}, results, tmp_path / "none.svg")
+    assert not (tmp_path / "none.svg").exists(), "nothing ran"
+    sizes, recalls = torch.tensor([1.6, 1.3, 0.1]), torch.tensor([0.9, 0.8, 0.0])
+    store.write_measure(Job(measure, 0), {"classes": ["Coat", "Bag", "Shirt"], "sizes": sizes, "recalls": recalls}, 1.0)
+    draw_class_coefficients({"L2": measure}, results, tmp_path / "lost.svg")
+    text = (tmp_path / "lost.svg").read_text()
+    assert "<!-- Shirt -->" in text
+    assert "<!-- Coat -->" not in text
