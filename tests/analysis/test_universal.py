@@ -129,7 +129,7 @@ def test_refusals() -> None:
         "objective must be 'wrong' or 'away'": lambda: train_universal(*good, objective="up"),  # type: ignore
         "images must be two or more": lambda: train_universal(model, images[:1], labels[:1], images, labels),
         "results must be one or more, got": lambda: draw_universal({}, "none.png"),
-        "results must be one or more for each": lambda: draw_universal_sizes({"LeNet": []}, "none.png"),
+        "results must be one or more for each": lambda: draw_universal_sizes({"LeNet": {}}, "none.png"),
     }.items():
         with pytest.raises(ValueError, match=message):
             call()
@@ -151,7 +151,7 @@ def test_the_figure_is_written(tmp_path: Path) -> None:
 
 def test_the_figure_of_several_sizes_is_written(tmp_path: Path) -> None:
     result = trial(narrow("chen2019_lenet"))
-    sizes = [dataclasses.replace(result, eps=eps) for eps in (0.031, 0.063)]
-    draw_universal_sizes({"LeNet": sizes, "another": sizes[:1]}, tmp_path / "sizes.svg", "Universal")
+    sizes = {"8 levels": result, "16 levels": dataclasses.replace(result, eps=0.063)}
+    draw_universal_sizes({"LeNet": sizes, "another": {"8 levels": result}}, tmp_path / "sizes.svg", "Universal")
     text = (tmp_path / "sizes.svg").read_text()
-    assert all(words in text for words in ("within 0.031", "within 0.063", "LeNet", "another"))
+    assert all(words in text for words in ("8 levels", "16 levels", "LeNet", "another", "random signs"))

@@ -3,12 +3,14 @@
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.papers.conftest import reproduced
 from torchcaps.models.registry import REGISTRY
-from torchcaps.papers.parts import Cell, Item, Row, Run
+from torchcaps.papers.parts import Cell, Item, Measure, Row, Run
+from torchcaps.papers.plan import make_plan
 from torchcaps.papers.records import Job, Store
 from torchcaps.training.errors import RunError
 
@@ -48,3 +50,48 @@ def test_a_default_of_a_model_that_changes_is_noticed(own: Store, monkeypatch: p
     assert store.record(Job(RUN, 0)) is None
     with pytest.raises(RunError, match="was begun with other settings than it would have now: remove it"):
         reproduced(ITEM, store)
+
+
+def of_net(context: Any, net: Any) -> dict[str, Any]:
+    return {"steps": net.step}
+
+
+def left(context: Any) -> dict[str, Any]:
+    context.folder.mkdir(parents=True, exist_ok=True)
+    (context.folder / "made.pt").write_bytes(b"made")
+    return {"n": 1}
+
+
+def after(context: Any) -> dict[str, Any]:
+    return {"size": len((context.folder.parent / "left-seed0" / "made.pt").read_bytes())}
+
+
+def item_of(measure: Measure, read: str) -> Item:
+    return Item("one", "One", "One measurement.", {"x": "steps"}, (Row("a", {"x": Cell(None, measure, read)}),))
+
+
+def states(item: Item, store: Store) -> dict[str, str]:
+    return {task.name: task.state for task in make_plan(item, store, 1, timed=False).tasks}
+
+
+def test_a_measurement_is_of_a_net_with_all_of_its_settings(own: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    item = item_of(Measure("of-net", of_net, {"net": RUN}), "steps")
+    reproduced(item, own)
+    assert set(states(item, again(own)).values()) == {"done"}
+    entry = REGISTRY["chen2019_lenet"]
+    now = dataclasses.replace(entry, spec=dataclasses.replace(entry.spec, channels=51))
+    monkeypatch.setitem(REGISTRY, "chen2019_lenet", now)
+    assert states(item, again(own))["of-net, seed 0"] == "new"
+
+
+def test_a_file_that_another_measurement_needs_is_made_again(own: Store) -> None:
+    first = Measure("left", left, leaves="made.pt")
+    item = item_of(Measure("after", after, after={"left": first}), "size")
+    reproduced(item, own)
+    assert states(item, again(own)) == {"left, seed 0": "done", "after, seed 0": "done"}
+    (own.work / "left-seed0" / "made.pt").unlink()
+    assert states(item, again(own))["left, seed 0"] == "done", "nobody needs it"
+    own.path(Job(item.rows[0].cells["x"].source, 0)).unlink()  # type: ignore[arg-type]
+    assert states(item, again(own)) == {"left, seed 0": "new", "after, seed 0": "new"}
+    reproduced(item, again(own))
+    assert again(own).record(Job(first, 0)) is not None

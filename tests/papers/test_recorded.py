@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tools import findings
 from torchcaps.papers import list_papers
 from torchcaps.papers.parts import Measure, Run
 from torchcaps.papers.records import Job, Store
@@ -54,8 +55,24 @@ def test_a_record_says_how_it_came_to_be(path: Path) -> None:
     if path.parent.name == "runs":
         assert record["curve"]
         assert record["config"]["model"]
+        assert record["net"]
         found = record["found"]
         assert found.get("diverged") or found["right"] is not None
+
+
+def test_findings_were_written_of_the_numbers_that_stand(at_home: Store) -> None:
+    """Where this fails: read them again beside their tables, and python -m tools.findings --stamp NAME."""
+    assert not findings.stale(at_home)
+
+
+def test_a_record_is_that_of_its_run_or_measurement_as_it_is_now(at_home: Store) -> None:
+    """No setting has changed since, of a run, a net that was measured, or the measurement."""
+    for paper in list_papers():
+        for item in paper.items:
+            for source in item.sources():
+                if isinstance(source, Run | Measure):
+                    for seed in at_home.seeds(source):
+                        assert at_home.record(Job(source, seed)) is not None, (paper.name, item.name, seed)
 
 
 def test_what_had_to_run_has_run(at_home: Store) -> None:

@@ -72,7 +72,7 @@ def test_missing_data_says_how_to_get_it_and_what_runs_without(
     line = refused(capsys, "sabour2017", "table1", "--scale", "cpu", *places)
     assert "mnist" in line
     assert "torchcaps data get mnist" in line
-    assert "no row can run without it" in line
+    assert "no row can run without them" in line
     # The GAN and the nets need files; parameters don't.
     main(["reproduce", "choi2019", "cost", "--scale", "cpu", "--plan", *places])
     assert "1 measurement" in capsys.readouterr().out

@@ -229,7 +229,7 @@ def test_the_noise_of_seeds_is_pooled_over_the_runs_of_a_column(tmp_path: Path) 
     ("name", "content", "words"),
     [
         (".json", b"{", "Expecting property name"),
-        (".json", b"[]", "lacks"),
+        (".json", b"[]", "no fields"),
         (".json", b'{"found": {}}', "lacks"),
         (".npz", b"PK", "is no record"),
         (".npz", b"", "is no record"),
@@ -303,3 +303,74 @@ def test_measurements_share_the_noise_of_seeds_where_their_rows_say_so(tmp_path:
     assert a.mean - a.low == b.mean - b.low == pytest.approx(4.303 * math.sqrt(0.0005 / 2))
     assert b.high == 1, "a ratio is no larger"
     assert (c.low, c.high) == (0, 1)
+
+
+def table_of(store: Store, wrong: dict[str, tuple[int, ...]], alike: dict[str, str]) -> Results:
+    """A table of runs with so many of 10,000 images wrong, a number for each seed; b is to be better than a."""
+    runs = {name: Run("capsnet_small", {"routing": Dynamic(place)}) for place, name in enumerate(wrong, start=1)}
+    for name, counts in wrong.items():
+        for seed, count in enumerate(counts):
+            bits = torch.ones(10_000, dtype=torch.bool)
+            bits[:count] = False
+            write_tested(store, runs[name], bits, seed)
+    rows = tuple(Row(name, {"error": Cell(None, run)}, alike.get(name, "")) for name, run in runs.items())
+    return Results(Item("t", "Table", "A table.", {"error": "%"}, rows, (CLAIM,)), store)
+
+
+CLAIM = Claim("b is better", ("b", "error"), ("a", "error"))
+
+
+def test_a_difference_is_that_of_the_means_shown_whatever_seeds_there_are(tmp_path: Path) -> None:
+    """2.0 % with three seeds (1.9, 2.0, 2.1), 1 % with one: what is known of the noise of one stands for both."""
+    store = Store("smoke", tmp_path / "results", tmp_path / "work")
+    (verdict,) = table_of(store, {"a": (190, 200, 210), "b": (100,)}, {"b": "other"}).verdicts()
+    assert verdict.difference == pytest.approx(1.0)
+    assert verdict.seeds == 1
+    of_seeds = 4.303 * math.sqrt(0.01 / 3 + 0.01)
+    assert of_seeds < verdict.half < 1.2 * of_seeds
+    assert verdict.word == "holds"
+
+
+def test_runs_whose_rows_say_so_have_a_noise_of_their_own(tmp_path: Path) -> None:
+    store = Store("smoke", tmp_path / "results", tmp_path / "work")
+    results = table_of(store, {"a": (200, 210), "b": (100, 110), "c": (100, 900)}, {"c": "unsteady"})
+    a, b, c = (results.value(row.cells["error"]) for row in results.item.rows)
+    assert a is not None
+    assert b is not None
+    assert c is not None
+    of_seeds = 4.303 * math.sqrt(0.005 / 2)
+    of_images = 100 * wilson_interval(205, 10_000)[1] - 2.05
+    assert a.high - a.mean == pytest.approx(math.hypot(of_images, of_seeds))
+    assert b.high - b.mean < a.high - a.mean
+    assert c.high > 50
+    (verdict,) = results.verdicts()
+    assert verdict.word == "holds"
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "words"),
+    [
+        (("found", "n"), "gone", "'n' is no number"),
+        (("found", "accuracy"), "x", "'accuracy' is no number"),
+        (("found", "right"), "zz", "is no record"),
+        (("found", "right"), "00", "a bit for each"),
+        (("config",), [1], "lacks 'config'"),
+        (("machine",), None, "lacks 'machine'"),
+    ],
+)
+def test_a_record_of_a_run_with_a_broken_field_is_named(
+    tmp_path: Path, place: tuple[str, ...], value: Any, words: str
+) -> None:
+    store = Store("smoke", tmp_path / "results", tmp_path / "work")
+    run = Run("capsnet_small")
+    write_tested(store, run, torch.ones(100, dtype=torch.bool))
+    path = store.path(Job(run, 0))
+    record = json.loads(path.read_text())
+    inner = record
+    for name in place[:-1]:
+        inner = inner[name]
+    inner[place[-1]] = value
+    path.write_text(json.dumps(record))
+    with pytest.raises(RunError, match=words) as raised:
+        Store("smoke", tmp_path / "results", tmp_path / "work").record(Job(run, 0))
+    assert str(path) in str(raised.value)

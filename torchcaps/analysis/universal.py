@@ -1,6 +1,6 @@
 """One change that misleads a model on any image, made by a generator: Chen 2019, supplement 6.2 and figure 1 there."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -264,10 +264,9 @@ def draw_universal(results: Mapping[str, Universal], out: Path | str, title: str
     save(figure, out)
 
 
-def draw_universal_sizes(results: Mapping[str, Sequence[Universal]], out: Path | str, title: str = "") -> None:
-    """Draw accuracy by iteration for changes of several sizes, a panel for each model, and under it its changes.
-
-    Dotted lines are random signs of the same size.
+def draw_universal_sizes(results: Mapping[str, Mapping[str, Universal]], out: Path | str, title: str = "") -> None:
+    """Draw accuracy by iteration for changes of several sizes: a panel for each model, under it its changes, and the
+    sizes by what they are called.
     """
     if not results or not all(results.values()):
         raise ValueError("results must be one or more for each model, got none")
@@ -276,24 +275,26 @@ def draw_universal_sizes(results: Mapping[str, Sequence[Universal]], out: Path |
     upper, lower = figure.subfigures(2, 1, height_ratios=(3.4, 1.6))
     panels = upper.subplots(1, len(results), sharey=True, squeeze=False)[0]
     for axes, (name, sizes) in zip(panels, results.items(), strict=True):
-        for number, result in enumerate(sizes):
+        for number, (size, result) in enumerate(sizes.items()):
             colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
             shares = [100 * share for share in result.accuracy]
-            label = f"within {result.eps:.3f}"
-            axes.plot(result.iterations, shares, color=colour, marker=marker, markersize=4, label=label)
+            axes.plot(result.iterations, shares, color=colour, marker=marker, markersize=4, label=size)
             axes.axhline(100 * result.random_noise_accuracy, color=colour, linestyle=":", linewidth=1.2)
         tidy(axes, name, "iterations of the generator", "accuracy, %" if axes is panels[0] else "")
         axes.set_ylim(0, 103)
-    panels[0].legend(fontsize=8, frameon=False, loc="lower left")
+        axes.xaxis.get_major_locator().set_params(integer=True)
+    panels[0].plot([], [], color="0.3", linestyle=":", linewidth=1.2, label="random signs")
+    handles, words = panels[0].get_legend_handles_labels()
+    upper.legend(handles, words, loc="outside lower center", ncols=len(words), fontsize=8, frameon=False)
     most = max(map(len, results.values()))
     blocks = lower.subfigures(1, len(results), squeeze=False)[0]
     for block, sizes in zip(blocks, results.values(), strict=True):
         grid = block.subplots(1, most, squeeze=False)[0]
         for axes in grid[len(sizes) :]:
             axes.set_axis_off()
-        for axes, result in zip(grid, sizes, strict=False):
+        for axes, (size, result) in zip(grid, sizes.items(), strict=False):
             _show_change(axes, result, "")
-            axes.set_title(f"{result.eps:.3f}", fontsize=8)
+            axes.set_title(size, fontsize=8)
     save(figure, out)
 
 

@@ -172,7 +172,8 @@ def _show_plan(plan: Plan, item: Item, store: Store, options: Any) -> None:
     print("plan: " + ", ".join(words))
     if plan.seconds:
         memory = max((task.memory for task in todo), default=0)
-        print(f"on this machine about {_duration(plan.seconds)}, and {memory / 2**20:,.0f} MiB of memory")
+        space = f", and {memory / 2**20:,.0f} MiB of memory" if memory else ""
+        print(f"on this machine about {_duration(plan.seconds)}{space}")
         load, cores = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0, os.cpu_count() or 1
         if load > cores:
             print(f"(it is busy: {load:.0f} processes want its {cores} cores, so that it may take less when it is not)")
@@ -182,8 +183,9 @@ def _show_plan(plan: Plan, item: Item, store: Store, options: Any) -> None:
     without = [row.label for row in item.rows if not _lacking(row.cells.values(), store, options)]
     names = ", ".join(missing)
     get = "; ".join(f"torchcaps data get {name}" for name in missing)
-    able = f"rows that can run without it: {'; '.join(without)}" if without else "no row can run without it"
-    message = f"{names} {'is' if len(missing) == 1 else 'are'} not here: get it by '{get}'; {able}"
+    are, it = ("is", "it") if len(missing) == 1 else ("are", "them")
+    able = f"rows that can run without {it}: {'; '.join(without)}" if without else f"no row can run without {it}"
+    message = f"{names} {are} not here: get {it} by '{get}'; {able}"
     if not todo and not done:
         raise ValueError(message)
     print(f"torchcaps: {message}", file=sys.stderr)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcaps.data.errors import DataError
+from torchcaps.data.errors import DataError, extra
 from torchcaps.data.scratch import scratch
 
 __all__ = ["KINDS", "as_rgb", "save_figure", "two_colours"]
@@ -39,7 +39,10 @@ def save_figure(figure: Any, out: Path) -> None:
         with scratch(out.parent, sweep=False) as own:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "Glyph .* missing")  # a box for a letter is no reason to complain
-                figure.savefig(own / out.name)
+                # The same figure is the same file, so that a record of it changes when it does, and not each time.
+                undated: dict[str, Any] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+                with extra("matplotlib", "figures").rc_context({"svg.hashsalt": "torchcaps"}):
+                    figure.savefig(own / out.name, metadata=undated.get(out.suffix.lower()))
             os.replace(own / out.name, out)
     except OSError as error:
         raise DataError(f"{out} can't be written: {error.strerror or error}") from error

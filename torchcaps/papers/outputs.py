@@ -85,7 +85,7 @@ def draw_points(results: Results, out: Path) -> None:
                 )
         tidy(axes, name, unit)
     panels[0].set_yticks(range(len(rows)), [row.label for row in rows], fontsize=8)
-    panels[0].invert_yaxis()
+    panels[0].set_ylim(len(rows) - 0.5, -0.5)  # the first row above, and no mark cut off
     handles = {
         label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }

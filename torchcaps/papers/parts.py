@@ -67,6 +67,7 @@ class Measure:
             ``smoke``).
         options: of the function, at the scale ``full``; ``cpu`` and ``smoke`` change them.
         after: measurements whose records it needs.
+        leaves: the file in its working folder that measurements after it need.
         once: whether the seed makes no difference, so that it is done for the first alone.
         data: data sets that it reads beside those of its runs.
         seconds: what it is likely to take at the scale ``cpu``, for the plan.
@@ -80,6 +81,7 @@ class Measure:
     cpu: Mapping[str, Any] = field(default_factory=dict, hash=False)
     smoke: Mapping[str, Any] = field(default_factory=dict, hash=False)
     after: Mapping[str, "Measure"] = field(default_factory=dict, hash=False)
+    leaves: str = ""
     once: bool = False
     data: tuple[str, ...] = ()
     seconds: float = 20.0
@@ -118,8 +120,8 @@ class Row:
     Args:
         label: what stands before it.
         cells: a cell for each column that it has.
-        alike: rows of measurements with the same word here vary alike from seed to seed, and share the variance that is
-            known of it; runs of one column always do.
+        alike: rows with the same word here vary alike from seed to seed, and share what is known of that variance. Runs
+            of one column do where they have none; measurements without a word share it with no other.
     """
 
     label: str

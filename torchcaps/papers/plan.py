@@ -156,7 +156,7 @@ def make_plan(
         own: fields of all runs, such as threads.
     """
     jobs = jobs_of(item.sources(rows, columns), seeds, store.scale)
-    needed = _needed_weights(jobs, store)
+    needed = _needed_again(jobs, store)
     names = _names(item)
     tasks, numbers = [], {Run: 0, Measure: 0}
     for job in jobs:
@@ -177,13 +177,18 @@ def make_plan(
 
 
 def _names(item: Item) -> dict[Source, str]:
-    """Return what the runs of an item are called: by the first row that has them, and its column if there are more."""
+    """Return what the runs of an item are called: by the first row that has them, and its column if there are more, or
+    by the first measurement.
+    """
     cells = [(row.label, column, cell.source) for row in item.rows for column, cell in row.cells.items()]
     columns = {column for _, column, source in cells if isinstance(source, Run)}
     names: dict[Source, str] = {}
     for label, column, source in cells:
         if isinstance(source, Run):
             names.setdefault(source, f"{label}; {column}" if len(columns) > 1 else label)
+    for measure in (source for source in item.sources() if isinstance(source, Measure)):
+        for run in measure.runs.values():
+            names.setdefault(run, f"{run.model} for {measure.name}")
     return names
 
 
@@ -193,12 +198,18 @@ def _name(job: Job, names: dict[Source, str]) -> str:
     return f"{names.get(job.source, job.source.model)}, seed {job.seed}"
 
 
-def _needed_weights(jobs: list[Job], store: Store) -> set[Job]:
-    """Return runs that must be trained again although their record is there: a measurement needs their weights."""
+def _needed_again(jobs: list[Job], store: Store) -> set[Job]:
+    """Return what must be done again although its record is there: a measurement needs the weights of a run, or a file
+    of another measurement, which are not in the working folder.
+    """
     needed = set()
     for job in jobs:
         if not isinstance(job.source, Measure) or store.record(job) is not None:
             continue
+        for before in job.source.after.values():
+            other = Job(before, 0 if before.once else job.seed)
+            if before.leaves and not (store.work / other.key(store.scale) / before.leaves).exists():
+                needed.add(other)
         for run in job.source.runs.values():
             for member in members_of(job.source, run, job.seed, store.scale):
                 record = store.record(member)

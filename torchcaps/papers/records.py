@@ -20,7 +20,7 @@ from torch import Tensor
 from torchcaps.data.errors import extra
 from torchcaps.data.scratch import into_place, scratch
 from torchcaps.papers.parts import Measure, Run
-from torchcaps.papers.scale import Scale, deciding, digest, run_spec
+from torchcaps.papers.scale import Scale, deciding, digest, fingerprint, run_spec
 from torchcaps.training import RunSpec
 from torchcaps.training.errors import RunError
 from torchcaps.training.folder import RunFolder
@@ -74,6 +74,7 @@ class Store:
         self.problems: dict[str, str] = {}  # of records that can't be read, where they are passed over
         self.forgiving = False
         self._read: dict[str, dict[str, Any]] = {}
+        self._prints: dict[str, str] = {}  # of runs, which take a while to name
 
     def path(self, job: Job) -> Path:
         """Return where the record of a job is."""
@@ -126,10 +127,13 @@ class Store:
         """Read a record with its arrays; raise where something is missing."""
         found = json.loads(path.read_text(encoding="utf-8"))
         kind = "options" if path.parent.name == "measures" else "config"
-        if not isinstance(found, dict) or not isinstance(found.get("found"), dict) or kind not in found:
-            raise ValueError(f"it lacks 'found' or {kind!r}")
-        if kind == "config" and "accuracy" not in found["found"]:
-            raise ValueError("it lacks the accuracy")
+        if not isinstance(found, dict):
+            raise ValueError("it holds no fields")
+        for name in ("found", kind, "machine"):
+            if not isinstance(found.get(name), dict):
+                raise ValueError(f"it lacks {name!r}")
+        if kind == "config" and not found["found"].get("diverged"):
+            _check_tested(found["found"])
         if found.get("arrays"):
             numpy = extra("numpy", "arrays of records")
             try:
@@ -146,9 +150,16 @@ class Store:
         options = dict(measure.options)
         options |= measure.cpu if self.scale == "cpu" else {}
         options |= measure.smoke if self.scale == "smoke" else {}
-        runs = {name: Job(run, job.seed).key(self.scale) for name, run in measure.runs.items()}
+        runs = {name: self._net_name(run, job.seed) for name, run in measure.runs.items()}
         after = {name: self.options(Job(before, job.seed)) for name, before in measure.after.items()}
         return {**options, **({"runs": runs} if runs else {}), **({"after": after} if after else {})}
+
+    def _net_name(self, run: Run, seed: int) -> str:
+        """Return what a measurement calls one of its networks: the run's name, and all of its settings in short."""
+        words = repr(run)
+        if words not in self._prints:
+            self._prints[words] = fingerprint(run_spec(run, self.scale))
+        return f"{Job(run, seed).key(self.scale)} {self._prints[words]}"
 
     def write_run(self, job: Job, minutes: float, right: Tensor | None) -> None:
         """Write the record of a run that is over; ``right``: for each test image whether it was recognised."""
@@ -216,6 +227,16 @@ class Store:
             path.with_suffix(".npz").unlink(missing_ok=True)
         write_whole(path, (json.dumps({**head, **values, **tail}, indent=1) + "\n").encode())
         self._read.pop(str(path), None)
+
+
+def _check_tested(found: dict[str, Any]) -> None:
+    """Refuse what a run was tested with, where it can't be."""
+    for name in ("accuracy", "n", "seconds"):
+        value = found.get(name, "")
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise ValueError(f"its {name!r} is no number")
+    if found.get("right") is not None and len(bytes.fromhex(found["right"])) != -(-found["n"] // 8):
+        raise ValueError("'right' does not have a bit for each of its images")
 
 
 def as_hex(bits: Tensor) -> str:

@@ -22,10 +22,11 @@ the command that makes it again. A number stands with its 95 % interval (that of
 the mean over seeds, added in squares) and the number of seeds. "not run" means that nothing ran: nothing is copied.
 
 A claim of a paper **holds** where the interval of the difference excludes zero, is **contradicted** where it does so on
-the other side, and is **undecided** otherwise; runs that were tested on the same images are compared one by one. With
-one seed the interval is that of the images alone, and says nothing of another training. At the scale `cpu` nets are
-narrower, images and epochs fewer than in the papers, alike for all rows of a table: absolute numbers are not comparable
-with the published ones, differences between rows are what there is to see.
+the other side, and is **undecided** otherwise; runs that were tested on the same images are compared image by image.
+What another seed would change is known from those rows of a column that have several; where none has, the interval is
+that of the images alone, and says nothing of another training. "With one seed" means that one of the two has no more.
+At the scale `cpu` nets are narrower, images and epochs fewer than in the papers, alike for all rows of a table:
+absolute numbers are not comparable with the published ones, differences between rows are what there is to see.
 """
 
 
@@ -74,6 +75,6 @@ def _cost(item: Item, store: Store) -> str:
     results = Results(item, store)
     records = [record for source in item.sources() for _, record in results.records(source)]
     seconds = sum(record["found"].get("seconds") or record.get("seconds") or 0.0 for record in records)
-    threads = sorted({record["machine"]["threads"] for record in records})
+    threads = sorted({record["machine"].get("threads", 1) for record in records}) or [1]
     each = f"{threads[0]} thread{'s' * (threads[0] > 1)}" if len(threads) == 1 else "one or more threads"
-    return f"{len(records)} records, {seconds / 60:.0f} minutes on {each}."
+    return f"{len(records)} record{'s' * (len(records) != 1)}, {seconds / 60:.0f} minutes on {each}."

@@ -197,6 +197,7 @@ DOMAINS = {
         cpu={"images": 5_000, "affine": 5_000, "sweep": 500},
         smoke={"images": 32, "affine": 32, "sweep": 16},
         data=("expanded-mnist", "affnist"),
+        seconds=50,
     )
     for label, name, run in (("CapsNet", "capsnet", AFFINE), ("CNN", "cnn", AFFINE_CNN))
 }

@@ -31,7 +31,7 @@ from torchcaps.papers.parts import Run
 from torchcaps.training import RunSpec
 from torchcaps.training.names import find_model
 
-__all__ = ["NARROW", "SCALES", "SEEDS", "Scale", "deciding", "digest", "run_spec"]
+__all__ = ["NARROW", "SCALES", "SEEDS", "Scale", "deciding", "digest", "fingerprint", "run_spec"]
 
 Scale = Literal["smoke", "cpu", "full"]
 SCALES: tuple[Scale, ...] = ("smoke", "cpu", "full")
@@ -122,6 +122,11 @@ def deciding(spec: RunSpec) -> dict[str, Any]:
     net = dataclasses.replace(find_model(spec.model).spec, **spec.fields)
     fields = {f.name: getattr(net, f.name) for f in dataclasses.fields(net) if f.name not in FOLLOWING}
     return json.loads(json.dumps({**settings, "net": fields}, default=_words))
+
+
+def fingerprint(spec: RunSpec) -> str:
+    """Return a short name for all that decides a run, which is another one when a default has changed."""
+    return hashlib.sha256(json.dumps(deciding(spec), sort_keys=True).encode()).hexdigest()[:8]
 
 
 def _words(value: Any) -> Any:

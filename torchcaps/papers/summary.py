@@ -18,6 +18,7 @@ from torchcaps.training.setting import make_network
 __all__ = ["Results", "Value", "Verdict", "n_parameters"]
 
 NORMAL = 1.959964
+SIGNED = (None, "", "%")  # units of columns in which a number may be below zero
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,9 @@ class Results:
         if not numbers:
             return Value(math.nan, math.nan, math.nan, None, 0, diverged) if diverged else None
         unit = self.item.columns.get(self._place(cell)[1])
-        bounds = (0.0, 100.0) if images else (0.0, 1.0) if unit == "ratio" else (-math.inf, math.inf)
+        bounds = (0.0, 100.0) if images else (0.0, 1.0) if unit == "ratio" else (0.0, math.inf)
+        if unit in SIGNED and not images:
+            bounds = (-math.inf, math.inf)
         value = _summed(numbers, images, max(halves), diverged, self._noise(cell), bounds)
         once = isinstance(cell.source, Measure) and cell.source.once
         return dataclasses.replace(value, once=once)
@@ -123,18 +126,18 @@ class Results:
     def _noise(self, cell: Cell) -> tuple[float, int] | None:
         """Return the variance of a number from seed to seed, and its degrees of freedom.
 
-        Of two or three seeds it is hardly known. Runs of one column are alike enough to share it: it is pooled over
-        those of them that have several seeds. Measurements share it where their rows say so.
+        Of two or three seeds it is hardly known. Runs of one column are alike enough to share it, unless their rows say
+        otherwise: it is pooled over those of them that have several seeds. Measurements share it where their rows do.
         """
         alike = [cell]
         row, column = self._place(cell)
-        if row is not None and isinstance(cell.source, Run):
-            alike = [r.cells[column] for r in self.item.rows if column in r.cells and r.cells[column].read == cell.read]
-        elif row is not None and row.alike:
+        if row is not None and (row.alike or isinstance(cell.source, Run)):
             alike = [r.cells[column] for r in self.item.rows if column in r.cells and r.alike == row.alike]
         total, freedom = 0.0, 0
         for other in alike:
             if other.source is None or type(other.source) is not type(cell.source):
+                continue
+            if isinstance(cell.source, Run) and other.read != cell.read:
                 continue
             numbers = [_number(record["found"], other) for _, record in self.records(other.source)]
             known = [number for number in numbers if number is not None]
@@ -189,18 +192,19 @@ class Results:
         """
         if not (isinstance(better.source, Run) and isinstance(worse.source, Run)):
             return None
-        one, other = (dict(self.records(source)) for source in (better.source, worse.source))
-        seeds = sorted(one.keys() & other.keys())
-        if not seeds or any(_tested(one[seed]) != _tested(other[seed]) for seed in seeds):
+        one, other = ([r for _, r in self.records(source)] for source in (better.source, worse.source))
+        one, other = ([r for r in records if not r["found"].get("diverged")] for records in (one, other))
+        if len({repr(_tested(record)) for record in one + other}) != 1:
             return None
-        if any(record[seed]["found"].get("right") is None for seed in seeds for record in (one, other)):
+        if any(record["found"].get("right") is None for record in one + other):
             return None
-        apart = torch.stack([_right(one[seed]) - _right(other[seed]) for seed in seeds])  # [seeds, images]
-        half = 100 * NORMAL * math.sqrt(float(apart.mean(0).var()) / apart.shape[1])
-        noise = [self._noise(cell) for cell in (better, worse)]
-        if noise[0] is not None and noise[1] is not None:
-            freedom = min(noise[0][1], noise[1][1])
-            half = math.hypot(half, student(freedom) * math.sqrt((noise[0][0] + noise[1][0]) / len(seeds)))
+        means = [torch.stack([_right(record) for record in records]).mean(0) for records in (one, other)]  # [images]
+        apart = means[0] - means[1]
+        half = 100 * NORMAL * math.sqrt(float(apart.var()) / len(apart))
+        noise = [found for cell in (better, worse) if (found := self._noise(cell)) is not None]
+        if noise:  # where it is known of one of the two only, it stands for both
+            of_seeds = noise[0][0] / len(one) + noise[-1][0] / len(other)
+            half = math.hypot(half, student(min(found[1] for found in noise)) * math.sqrt(of_seeds))
         return 100 * float(apart.mean()), half
 
 

@@ -83,7 +83,7 @@ def draw_measured_perturbation(measure: Measure, results: Results, out: Path, mo
     if record is None:
         return
     found = revived(Perturbation, record["found"])
-    draw_perturbation(found, out, f"{results.title}: the digit {int(found.labels[0])}", most=most)
+    draw_perturbation(found, out, results.title, most=most)
 
 
 def segmentations(context: Context, net: Trained, images: int = 10_000, shown: int = 8) -> dict[str, Any]:

@@ -15,12 +15,13 @@ from torchcaps.papers.context import Context
 from torchcaps.papers.held import flat, revived
 from torchcaps.papers.kept import Kept
 from torchcaps.papers.parts import Measure
-from torchcaps.papers.scale import digest
+from torchcaps.papers.scale import fingerprint
 from torchcaps.papers.summary import Results
 from torchcaps.training import Trained
 from torchcaps.training.errors import RunError
 
 __all__ = [
+    "GAN_FILE",
     "black_box",
     "draw_black_box",
     "draw_gan_images",
@@ -84,7 +85,7 @@ def white_box(
 ) -> dict[str, Any]:
     """Train a generator of one perturbation for all images against a network: Chen 2019, supplement 6.2."""
     options = {"eps": eps, "iterations": iterations, "every": every, "learnt": learnt, "images": images}
-    kept = Kept(context.folder / "generator.pt", {**options, "net": f"{digest(net.spec)} {net.step}"})
+    kept = Kept(context.folder / "generator.pt", {**options, "net": f"{fingerprint(net.spec)} {net.step}"})
 
     def on_step(state: Callable[[], dict[str, Any]]) -> None:
         if kept.due:
@@ -124,7 +125,7 @@ def white_box(
 def draw_white_box(measures: Mapping[str, Mapping[int, Measure]], results: Results, out: Path) -> None:
     """Draw accuracy over the generator's iterations for every size, and the perturbations."""
     found = {
-        name: list(_revived(Universal, {str(eps): measure for eps, measure in sizes.items()}, results).values())
+        name: _revived(Universal, {f"{eps} levels": measure for eps, measure in sizes.items()}, results)
         for name, sizes in measures.items()
     }
     there = {name: sizes for name, sizes in found.items() if sizes}
@@ -179,9 +180,10 @@ def gan_images(
 def gan_errors(context: Context, **nets: Trained) -> dict[str, Any]:
     """Test networks, which have seen real digits only, on what the GAN made after every epoch: the same for all."""
     gan = context.records["gan"]
-    state = Kept(context.folder.parent / f"chen2019-gan-seed{context.seed}" / GAN_FILE, None).read()
-    if state is None:
-        raise RunError("the GAN's images are gone from the working folder: remove its record, and it is trained again")
+    file = context.folder.parent / f"chen2019-gan-seed{context.seed}" / GAN_FILE
+    state = Kept(file, None).read()
+    if state is None or f"epoch{gan['epochs']}" not in state["made"]:
+        raise RunError(f"{file} does not have the GAN's images: remove it, and the GAN is trained again")
     found: dict[str, Any] = {}
     for epoch in range(1, gan["epochs"] + 1):
         pixels = state["made"][f"epoch{epoch}"]

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from torchcaps.analysis.attacks import judge
 from torchcaps.analysis.style import COLOURS, MARKERS, new_figure, save, tidy
@@ -17,54 +18,68 @@ from torchcaps.training import Trained
 __all__ = ["class_coefficients", "draw_class_coefficients"]
 
 
-def class_coefficients(context: Context, net: Trained, images: int = 10_000) -> dict[str, Any]:
-    """Measure how large the routing coefficients of each class are, and how many of its test images are recognised.
+def class_coefficients(context: Context, net: Trained, dynamic: Trained, images: int = 10_000) -> dict[str, Any]:
+    """Measure how large the routing coefficients of each class are, and how many of its test images are recognised, by
+    this net and by one with dynamic routing, which is the control: some classes are hard for both.
 
     Sizes are means of ``|b|`` over the children, as shares of the mean over the classes.
     """
     sizes = coefficients_of(net).abs().mean(0)  # [parents]
     sizes = sizes / sizes.mean()
-    batch = context.test_batch(net, images)
-    right, _ = judge(net.model, batch.images, batch.labels, progress=context.tick)
-    totals = batch.labels.bincount(minlength=len(sizes))
-    recalls = torch.bincount(batch.labels[right], minlength=len(sizes)) / totals.clamp(min=1)
+    recalls, totals = _recalls(context, net, images)
+    control, _ = _recalls(context, dynamic, images)
     least = int(sizes.argmin())
+    others = torch.arange(len(sizes)) != least
     return {
         "classes": list(net.classes),
         "sizes": sizes,
         "recalls": recalls,
+        "control": control,
         "least": 100 * float(sizes[least]),
         "least_class": least,
         "recall": 100 * float(recalls[least]),
         "recall_images": int(totals[least]),
-        "others": 100 * float(recalls[torch.arange(len(sizes)) != least].mean()),
+        "recall_dynamic": 100 * float(control[least]),
+        "recall_dynamic_images": int(totals[least]),
+        "others": 100 * float(recalls[others].mean()),
+        "others_dynamic": 100 * float(control[others].mean()),
     }
 
 
+def _recalls(context: Context, net: Trained, images: int) -> tuple[Tensor, Tensor]:
+    """Return which share of each class a net recognises, and how many images it has: both ``[classes]``."""
+    batch = context.test_batch(net, images)
+    right, _ = judge(net.model, batch.images, batch.labels, progress=context.tick)
+    n = len(net.classes)
+    totals = batch.labels.bincount(minlength=n)
+    return batch.labels[right].bincount(minlength=n) / totals.clamp(min=1), totals
+
+
 def draw_class_coefficients(measures: Mapping[str, Measure], results: Results, out: Path) -> None:
-    """Draw a point for each class of each net: the size of its coefficients, and the share that is recognised."""
-    figure = new_figure(7.6, 4.0)
+    """Draw a point for each class of each net: the size of its coefficients, and its loss against dynamic routing."""
+    figure = new_figure(7.8, 4.0)
     axes = figure.subplots()
-    names: list[str] = []
-    told: dict[int, tuple[float, float]] = {}  # a label for each class that is lost, at its lowest point
+    lowest: dict[str, tuple[float, float]] = {}  # of the class with the smallest coefficients, by its name
+    drawn = False
     for number, (label, measure) in enumerate(measures.items()):
-        record = results.first(measure)
-        if record is None:
-            continue
-        names = record["found"]["classes"]
-        sizes, recalls = (torch.as_tensor(record["found"][key]).float() for key in ("sizes", "recalls"))
-        style = {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
-        hollow = {"facecolors": "none", "edgecolors": style.pop("color")} if number % 2 else {}
-        axes.scatter(sizes, 100 * recalls, s=34, alpha=0.8, label=label, **style, **hollow)
-        least = int(sizes.argmin())
-        if least not in told or float(recalls[least]) < told[least][1]:
-            told[least] = float(sizes[least]), float(recalls[least])
-    if not names:
+        style: dict[str, Any] = {"marker": MARKERS[number % len(MARKERS)], "s": 34, "alpha": 0.8}
+        colour = COLOURS[number % len(COLOURS)]
+        style |= {"facecolors": "none", "edgecolors": colour} if number % 2 else {"color": colour}
+        for seed, (_, record) in enumerate(results.records(measure)):
+            drawn, found = True, record["found"]
+            sizes, recalls, control = (torch.as_tensor(found[key]).float() for key in ("sizes", "recalls", "control"))
+            apart = 100 * (recalls - control)
+            axes.scatter(sizes, apart, label=label if seed == 0 else None, **style)
+            least = int(found["least_class"])
+            name, point = found["classes"][least], (float(sizes[least]), float(apart[least]))
+            lowest[name] = min(lowest.get(name, point), point, key=lambda place: place[1])
+    if not drawn:
         return
-    for number, (size, recall) in told.items():
-        axes.annotate(names[number], (size, 100 * recall), (10, 4), textcoords="offset points", fontsize=9)
-    tidy(axes, results.title, "size of a class's coefficients, mean of the classes = 1", "recognised of the class, %")
+    for name, point in lowest.items():
+        axes.annotate(name, point, (10, 4), textcoords="offset points", fontsize=9)
+    axes.axhline(0, color="0.4", linewidth=0.8)
+    words = f"{results.item.title}, scale {results.store.scale}, all seeds"
+    tidy(axes, words, "size of a class's coefficients, mean of the classes = 1", "points over dynamic routing")
     axes.set_xlim(left=0)
-    axes.set_ylim(-4, 103)
     axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
     save(figure, out)
