@@ -374,3 +374,22 @@ def test_a_record_of_a_run_with_a_broken_field_is_named(
     with pytest.raises(RunError, match=words) as raised:
         Store("smoke", tmp_path / "results", tmp_path / "work").record(Job(run, 0))
     assert str(path) in str(raised.value)
+
+
+def test_two_numbers_of_one_measurement_are_compared_seed_by_seed(tmp_path: Path) -> None:
+    """Errors of 60 and 20 %, with another GAN: the better net has 2 and 3 points less each time."""
+    store = Store("cpu", tmp_path / "results", tmp_path / "work")
+    for seed, (a, b) in enumerate(((58.0, 60.0), (17.0, 20.0))):
+        found = {"a": a, "a_images": 40_000, "b": b, "b_images": 40_000}
+        store.write_measure(Job(measured("gan"), seed), found, 1.0)
+    rows = tuple(Row(name, {"error": Cell(None, measured("gan"), name)}) for name in ("a", "b"))
+    claims = tuple(
+        Claim("better", (one, "error"), (other, "error"), lower)
+        for one, other, lower in (("a", "b", True), ("a", "b", False))
+    )
+    results = Results(Item("t", "Table", "A table.", {"error": "%"}, rows, claims), store)
+    less, more = results.verdicts()
+    of_images = [50 * (high - low) for low, high in (wilson_interval(n, 40_000) for n in (15_000, 16_000))]
+    half = math.hypot(12.706 * math.sqrt(0.5 / 2), *of_images)
+    assert (less.difference, more.difference) == (2.5, -2.5)
+    assert less.half == more.half == pytest.approx(half)

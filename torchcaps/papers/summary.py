@@ -174,7 +174,8 @@ class Results:
             return Verdict(claim, words.get((trained[0], trained[1]), "neither trained"))
         seeds = min(better.seeds, worse.seeds)
         difference = worse.mean - better.mean if claim.lower else better.mean - worse.mean
-        paired = self._paired(self.cell(*claim.better), self.cell(*claim.worse))
+        cells = self.cell(*claim.better), self.cell(*claim.worse)
+        paired = self._paired(*cells) or self._together(*cells, claim.lower)
         if paired is not None:
             difference, half = paired
             word = "holds" if difference > half else "contradicted" if -difference > half else "undecided"
@@ -185,6 +186,32 @@ class Results:
             return Verdict(claim, word, difference)
         word = "holds" if difference > half else "contradicted" if -difference > half else "undecided"
         return Verdict(claim, word, difference, half, seeds)
+
+    def _together(self, better: Cell, worse: Cell, lower: bool) -> tuple[float, float] | None:
+        """Return by how much one number of a measurement is better than another of the same, and half of the 95 %
+        interval; ``None`` where they are not of one measurement, have one seed, or share the noise of other rows.
+
+        What a seed decides, such as the images of a GAN, is the same for both: seeds are compared one by one.
+        """
+        if not isinstance(better.source, Measure) or better.source != worse.source:
+            return None
+        rows = [self._place(cell)[0] for cell in (better, worse)]
+        if any(row is not None and row.alike for row in rows):
+            return None
+        found = [record["found"] for _, record in self.records(better.source)]
+        pairs = [(_number(one, better), _number(one, worse)) for one in found]
+        apart = [b - a if lower else a - b for a, b in pairs if a is not None and b is not None]
+        if len(apart) < 2:
+            return None
+        half = student(len(apart) - 1) * statistics.stdev(apart) / math.sqrt(len(apart))
+        for cell, place in ((better, 0), (worse, 1)):
+            images = found[0].get(f"{cell.read}_images")
+            if images:
+                mean = statistics.fmean(pair[place] or 0.0 for pair in pairs)
+                low, high = wilson_interval(round(mean / 100 * images), images)
+                half = math.hypot(half, 50 * (high - low))
+            half = math.hypot(half, max(one.get(f"{cell.read}_half") or 0.0 for one in found))
+        return statistics.fmean(apart), half
 
     def _paired(self, better: Cell, worse: Cell) -> tuple[float, float] | None:
         """Return by how much more of the same test images one run recognises than another, in per cent, and half of the
