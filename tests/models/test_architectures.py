@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 import torchcaps
 from tests.models.description import describe, describe_recipe
@@ -144,3 +145,24 @@ def test_a_hidden_layer_of_squashed_capsules_does_not_die_away() -> None:
     trace = model(batch(model, 2)[0], trace=True).trace
     lengths = [float(states.states[-1].capsules().length().detach().mean()) for states in trace]
     assert min(lengths) > 0.001, lengths
+
+
+@pytest.mark.parametrize("before", [4, 8, 12])
+def test_a_blocks_shortcut_takes_its_stride_as_a_convolution_would(before: int) -> None:
+    """By leaving places out: the gradient of a strided 1x1 convolution of few channels writes beyond its memory where
+    images are channels last, on processors with AVX2 alone.
+    """
+    torch.manual_seed(0)
+    block = BasicBlock(before, 8, stride=2).double()
+    shortcut = block.shortcut[0]
+    assert isinstance(shortcut, nn.Conv2d)
+    assert shortcut.stride == (1, 1)
+    images = torch.randn(3, before, 7, 6, dtype=torch.float64)
+    strided = F.conv2d(images, shortcut.weight, stride=2)
+    inner = block.norm2(block.conv2(F.relu(block.norm1(block.conv1(images)))))
+    assert torch.allclose(block(images), F.relu(inner + block.shortcut[1](strided)))
+    for _ in range(5):  # what was overwritten shows when it is freed
+        last = torch.randn(16, before, 28, 28).to(memory_format=torch.channels_last).requires_grad_()
+        block.float()(last).sum().backward()
+        assert last.grad is not None
+        assert bool(torch.isfinite(last.grad).all())

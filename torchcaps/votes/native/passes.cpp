@@ -22,13 +22,26 @@
 
 namespace {
 
+// What a vector register holds, and how many there are. A vector wider than its register is taken apart, and what does
+// not fit into the registers goes through memory: slower than the arithmetic, and to compile by far.
+#if defined(__AVX512F__)
+constexpr int BYTES = 64, REGISTERS = 32;
+#elif defined(__AVX__)
+constexpr int BYTES = 32, REGISTERS = 16;
+#elif defined(__aarch64__)
+constexpr int BYTES = 16, REGISTERS = 32;
+#else
+constexpr int BYTES = 16, REGISTERS = 16;
+#endif
+constexpr int TILE = REGISTERS / 2;  // vectors that are added up side by side; the others hold what is added
+
 template <class T>
 struct Vector {
-  static constexpr int N = 64 / sizeof(T);
-  typedef T Type __attribute__((vector_size(64), aligned(64), may_alias));
+  static constexpr int N = BYTES / sizeof(T);
+  typedef T Type __attribute__((vector_size(BYTES), aligned(BYTES), may_alias));
 };
 
-typedef int32_t Ints __attribute__((vector_size(64)));
+typedef int32_t Ints __attribute__((vector_size(BYTES)));
 typedef Vector<float>::Type Floats;
 typedef Vector<double>::Type Doubles;
 
@@ -50,7 +63,7 @@ inline Floats exp_of(Floats x) {  // Cephes' expf: 2^n times a polynomial, 1 uni
 }
 
 inline Doubles exp_of(Doubles x) {
-  for (int lane = 0; lane < 8; ++lane) x[lane] = std::exp(x[lane]);
+  for (int lane = 0; lane < Vector<double>::N; ++lane) x[lane] = std::exp(x[lane]);
   return x;
 }
 
@@ -411,7 +424,7 @@ class Runner {
       for (k = 0; k < n; ++k) {
         if (A == 1) {
           int64_t y = 0;
-          for (; y + 8 <= Y; y += 8) tile<1, 8, 2>(0, y, make);
+          for (; y + TILE / 2 <= Y; y += TILE / 2) tile<1, TILE / 2, 2>(0, y, make);
           for (; y + 2 <= Y; y += 2) tile<1, 2, 2>(0, y, make);
           for (; y < Y; ++y) tile<1, 1, 1>(0, y, make);
         } else {
@@ -426,8 +439,9 @@ class Runner {
 
   template <int TA, class F>
   inline void row_tiles(int64_t a, F& make) {
+    constexpr int TY = std::min(4, TILE / TA);
     int64_t y = 0;
-    for (; y + 4 <= Y; y += 4) tile<TA, 4, 1>(a, y, make);
+    for (; y + TY <= Y; y += TY) tile<TA, TY, 1>(a, y, make);
     for (; y + 2 <= Y; y += 2) tile<TA, 2, 1>(a, y, make);
     for (; y < Y; ++y) tile<TA, 1, 1>(a, y, make);
   }
@@ -435,7 +449,8 @@ class Runner {
   template <int TA, int TY, int TB, class F>
   inline void tile(int64_t a, int64_t y, F& make) {
     const T* bias = p.bias ? static_cast<const T*>(p.bias) + ((slot + k) * J + parent) * D + a * Y + y : nullptr;
-    constexpr int USUAL = TA == 4 && TY == 4 ? 4 : TA == 1 && TY == 8 ? 8 : 0;  // X of Tsai 2020, and of Sabour 2017
+    constexpr bool WHOLE = TA * TY * TB == TILE;
+    constexpr int USUAL = WHOLE && TA == 4 ? 4 : WHOLE && TA == 1 ? 8 : 0;  // X of Tsai 2020, and of Sabour 2017
     const auto function = make((parent * D + a * Y + y) * nb);
     if (USUAL && X == USUAL)
       make_tile<TA, TY, TB, USUAL>(u[k] + a * X * nb, weight() + parent * Y + y, bias, X, J * Y, Y, nb, function);
@@ -503,7 +518,7 @@ class Runner {
   // dW = u^T dv, summed over rows and lanes: each number a vector of lanes until the end.
   template <int H>
   void weight_rows(T* to, const V* left) {
-    constexpr int W = N / H;
+    constexpr int W = std::max(1, N / H);
     int64_t y = 0;
     for (; y + W <= Y; y += W) weight_tile<H, W>(to + y, left, dv + y * nb, A, X * nb, Y * nb, J * Y, nb);
     for (; y < Y; ++y) weight_tile<H, 1>(to + y, left, dv + y * nb, A, X * nb, Y * nb, J * Y, nb);
@@ -512,7 +527,7 @@ class Runner {
   template <int H, int W>
   __attribute__((noinline)) static void weight_tile(T* to, const V* left, const V* right, int64_t A, int64_t left_step,
                                                     int64_t right_step, int64_t step, int64_t nb) {
-    V acc[N] = {};
+    V acc[std::max(N, H * W)] = {};
     for (int64_t a = 0; a < A; ++a, left += left_step, right += right_step)
       for (int64_t b = 0; b < nb; ++b)
         for (int h = 0; h < H; ++h)
@@ -532,7 +547,7 @@ class Runner {
   __attribute__((noinline)) static void slot_rows(V* to, const V* from, const T* factor, int64_t Y, int64_t step,
                                                   int64_t nb) {
     int64_t b = 0;
-    for (; b + 4 <= nb; b += 4) slot_tile<H, 4>(to + b, from + b, factor, Y, step, nb);
+    for (; b + TILE / 4 <= nb; b += TILE / 4) slot_tile<H, TILE / 4>(to + b, from + b, factor, Y, step, nb);
     for (; b + 2 <= nb; b += 2) slot_tile<H, 2>(to + b, from + b, factor, Y, step, nb);
     for (; b < nb; ++b) slot_tile<H, 1>(to + b, from + b, factor, Y, step, nb);
   }
