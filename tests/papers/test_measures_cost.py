@@ -1,7 +1,7 @@
 """Costs on a clock of our own: a network's forward pass takes as long as the test says, and nothing else takes time."""
 
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +9,10 @@ import pytest
 import torch
 
 import torchcaps
-from tests.models.narrow import narrow
 from tests.tolerances import SAME
-from torchcaps.models.memory import estimate_memory
 from torchcaps.papers.context import Context
 from torchcaps.papers.measures import cost
-from torchcaps.papers.measures.cost import epoch_seconds, iteration_cost, layer_counts, routing_seconds
+from torchcaps.papers.measures.cost import epoch_seconds, iteration_cost, layer_counts, net_cost, routing_seconds
 from torchcaps.routing import Dynamic, InvertedAttention, Quadratic
 
 CONTEXT = Context("smoke", 0, Path("none"))
@@ -74,18 +72,33 @@ def test_the_quadratic_program_is_timed_with_its_ascent(clock: Clock) -> None:
         assert found[name] == pytest.approx(seconds, rel=CLOSE), name
 
 
-def test_inference_and_memory_grow_by_iterations(clock: Clock) -> None:
+def test_inference_and_memory_grow_by_iterations(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """Milliseconds of a batch, and MiB of 1,048,576 bytes."""
+    monkeypatch.setattr(cost, "training_peaks", peaks)
     names = {"dynamic": "tsai2020_dynamic_cifar10", "inverted": "tsai2020_cifar10"}
     clock.seconds = {Dynamic(1): 0.01, Dynamic(2): 0.02, InvertedAttention(1): 0.03, InvertedAttention(2): 0.06}
     found = iteration_cost(CONTEXT, names, iterations=2, batch=2, repeat=3)
     assert found["iterations"] == 2
     times = [found[f"{label} seconds {n}"] for label in ("dynamic", "inverted") for n in (1, 2)]
     assert times == pytest.approx([10, 20, 30, 60], rel=CLOSE)
-    for n in (1, 2):
-        model = narrow(names["dynamic"], routing=Dynamic(n))
-        assert found[f"dynamic memory {n}"] == estimate_memory(model, 2).total / 1_048_576
-    assert found["dynamic memory 1"] < found["dynamic memory 2"]
+    memory = [found[f"{label} memory {n}"] for label in ("dynamic", "inverted") for n in (1, 2)]
+    assert memory == [1, 2, 1, 2], "two images, and as many MiB as iterations"
+
+
+def test_nets_are_measured_by_their_labels(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost, "training_peaks", peaks)
+    clock.seconds = {"tsai2020_diverse_cnn": 0.01, "tsai2020_diverse_vector": 0.04}
+    nets = {"CNN": "tsai2020_diverse_cnn", "CapsNet, vectors": "tsai2020_diverse_vector"}
+    found = net_cost(CONTEXT, nets, batch=2, repeat=3)
+    assert [found["CNN seconds"], found["CapsNet, vectors seconds"]] == pytest.approx([10, 40], rel=CLOSE)
+    assert [found["CNN memory"], found["CapsNet, vectors memory"]] == [9, 2]
+
+
+def peaks(cases: Mapping[str, tuple[str, Mapping[str, Any]]], batch: int, tick: Callable[[], object]) -> dict[str, int]:
+    """As many MiB as there are iterations; nine where there is no routing."""
+    assert batch == 2
+    iterations = {k: torchcaps.create_model(name, **fields).spec for k, (name, fields) in cases.items()}
+    return {k: 2**20 * getattr(getattr(spec, "algorithm", None), "iterations", 9) for k, spec in iterations.items()}
 
 
 def test_layers_are_counted_by_their_names() -> None:

@@ -99,7 +99,7 @@ def test_notes_stand_below_the_table(tmp_path: Path) -> None:
 def test_a_run_that_diverged_is_a_result(tmp_path: Path) -> None:
     store = Store("smoke", tmp_path / "results", tmp_path / "work")
     run = Run("capsnet_small")
-    store.write_diverged(Job(run, 0), run_spec(run, "smoke"), "step 3: |b| passed 100", 0.1)
+    store.write_diverged(Job(run, 0), run_spec(run, "smoke"), "step 3: |b| passed 100")
     item = Item("t", "Table", "A table.", {"error": "%"}, (Row("a", {"error": Cell(None, run)}),))
     value = Results(item, store).value(item.rows[0].cells["error"])
     assert value is not None
@@ -200,7 +200,7 @@ def write_tested(store: Store, run: Run, bits: torch.Tensor, seed: int = 0) -> N
     test = {"accuracy": n_right / n, "n": n, "n_right": n_right, "loss": 0.0}
     report = {"ended": "", "epochs": 1, "steps": 2, "seconds": 1.0, "weights": "last", "test": {"last": test}}
     folder.results.write_text(json.dumps({**report, "machine": {}}))
-    store.write_run(Job(run, seed), 0.0, bits)
+    store.write_run(Job(run, seed), bits)
 
 
 def test_the_noise_of_seeds_is_pooled_over_the_runs_of_a_column(tmp_path: Path) -> None:
@@ -275,7 +275,7 @@ def test_what_did_not_train_is_worse_and_two_of_them_say_nothing(tmp_path: Path)
     store = Store("smoke", tmp_path / "results", tmp_path / "work")
     runs = {"a": Run("capsnet_small"), "b": Run("capsnet_small", {"routing": Dynamic(1)})}
     write_tested(store, runs["a"], torch.ones(10, dtype=torch.bool))
-    store.write_diverged(Job(runs["b"], 0), run_spec(runs["b"], "smoke"), "step 3", 0.1)
+    store.write_diverged(Job(runs["b"], 0), run_spec(runs["b"], "smoke"), "step 3")
     rows = tuple(Row(name, {"error": Cell(None, run)}) for name, run in runs.items())
     item = Item("t", "Table", "A table.", {"error": "%"}, rows)
     results = Results(item, store)

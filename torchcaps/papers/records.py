@@ -161,7 +161,7 @@ class Store:
             self._prints[words] = fingerprint(run_spec(run, self.scale))
         return f"{Job(run, seed).key(self.scale)} {self._prints[words]}"
 
-    def write_run(self, job: Job, minutes: float, right: Tensor | None) -> None:
+    def write_run(self, job: Job, right: Tensor | None) -> None:
         """Write the record of a run that is over; ``right``: for each test image whether it was recognised."""
         assert isinstance(job.source, Run)
         folder = self.folder(job)
@@ -182,20 +182,21 @@ class Store:
             "right": None if right is None else as_hex(right),
         }
         curve = [{k: v for k, v in row.items() if v is not None} for row in read_rows(folder.metrics)]
-        extra_keys = {"curve": curve, "minutes": round(minutes, 2), "machine": report["machine"]}
-        self._write(job, {"config": config, "net": self._net(job), "found": found, **extra_keys}, {})
+        rest = {"curve": curve, "machine": report["machine"]}
+        self._write(job, {"config": config, "net": self._net(job), "found": found, **rest}, {})
 
     def _net(self, job: Job) -> dict[str, Any]:
         assert isinstance(job.source, Run)
         return deciding(run_spec(job.source, self.scale, job.seed))["net"]
 
-    def write_diverged(self, job: Job, spec: RunSpec, why: str, minutes: float) -> None:
+    def write_diverged(self, job: Job, spec: RunSpec, why: str) -> None:
         """Write the record of a run that did not train: that is a result too."""
         folder = self.folder(job)
         config = {k: v for k, v in spec.plain().items() if k != "data_dir"}
-        found = {"ended": why, "diverged": True, "accuracy": None, "n": None}
         curve = [{k: v for k, v in row.items() if v is not None} for row in read_rows(folder.metrics)]
-        rest = {"curve": curve, "minutes": round(minutes, 2), "machine": machine()}
+        seconds = curve[-1]["seconds"] if curve else 0.0  # of all sessions, up to the last whole epoch
+        found = {"ended": why, "diverged": True, "seconds": seconds, "accuracy": None, "n": None}
+        rest = {"curve": curve, "machine": machine()}
         self._write(job, {"config": config, "net": self._net(job), "found": found, **rest}, {})
 
     def write_measure(self, job: Job, found: Mapping[str, Any], seconds: float) -> None:

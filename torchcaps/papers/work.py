@@ -103,18 +103,14 @@ def work_through(plan: Plan, store: Store, bar: Bar, **own: Any) -> list[str]:
         for number, task in enumerate(todo, start=1):
             job = task.job
             bar.begin(number, len(todo), task)
-            start = time.monotonic()
-            if isinstance(job.source, Run):
-                words = _train(job, store, bar, start, own)
-            else:
-                words = _measured(job, store, bar, own)
+            words = (_train if isinstance(job.source, Run) else _measured)(job, store, bar, own)
             if words.startswith("waits"):
                 problems.append(f"{task.name} {words}")
             bar.end(words)
     return problems
 
 
-def _train(job: Job, store: Store, bar: Bar, start: float, own: dict[str, Any]) -> str:
+def _train(job: Job, store: Store, bar: Bar, own: dict[str, Any]) -> str:
     assert isinstance(job.source, Run)
     folder = store.folder(job)
     spec = run_spec(job.source, store.scale, job.seed, checkpoint_minutes=1.0, **own)
@@ -132,12 +128,12 @@ def _train(job: Job, store: Store, bar: Bar, start: float, own: dict[str, Any]) 
         elif not folder.results.exists():
             resume(folder.path, display=bar, pictures=False)
     except Diverged as error:
-        store.write_diverged(job, spec, str(error), (time.monotonic() - start) / 60)
+        store.write_diverged(job, spec, str(error))
         return f"diverged: {error}"
     trained = load_run(folder.path)
     images = open_test(trained.spec)
     right = None if images is None else right_images(trained, images)
-    store.write_run(job, (time.monotonic() - start) / 60, right)
+    store.write_run(job, right)
     found = store.record(job)
     assert found is not None
     accuracy = found["found"]["accuracy"]

@@ -9,15 +9,15 @@ import torch
 
 from torchcaps.analysis.style import COLOURS, MARKERS, new_figure, save, tidy
 from torchcaps.models import create_model
-from torchcaps.models.memory import estimate_memory
 from torchcaps.papers.context import Context
+from torchcaps.papers.measures.peak import training_peaks
 from torchcaps.papers.parts import Measure
 from torchcaps.papers.plan import timed_step
 from torchcaps.papers.scale import NARROW
 from torchcaps.papers.summary import Results
 from torchcaps.routing import EM, Dynamic, InvertedAttention, Quadratic
 
-__all__ = ["draw_iteration_cost", "epoch_seconds", "iteration_cost", "layer_counts", "routing_seconds"]
+__all__ = ["draw_iteration_cost", "epoch_seconds", "iteration_cost", "layer_counts", "net_cost", "routing_seconds"]
 
 
 def _interleaved(
@@ -75,19 +75,37 @@ def routing_seconds(
 def iteration_cost(
     context: Context, nets: dict[str, str], iterations: int = 5, batch: int = 128, repeat: int = 2
 ) -> dict[str, Any]:
-    """Measure inference, and estimate the memory of training, of nets by their routing iterations."""
+    """Measure inference, and the memory of training, of nets by their routing iterations."""
     kinds = {"dynamic": Dynamic, "em": EM, "inverted": InvertedAttention}
     found: dict[str, Any] = {"iterations": iterations}
     for label, name in nets.items():
-        steps = {}
-        for count in range(1, iterations + 1):
-            model = create_model(name, **_narrowed(context, name, {}), routing=kinds[label](count)).eval()
-            images = torch.rand(batch, *model.spec.image, generator=torch.Generator().manual_seed(0))
-            steps[count] = lambda model=model, images=images: _inferred(model, images)
-            found[f"{label} memory {count}"] = estimate_memory(model, batch).total / 2**20
-        for count, seconds in _interleaved(steps, repeat, context.tick).items():  # type: ignore[arg-type]
-            found[f"{label} seconds {count}"] = 1_000 * seconds
+        counts = range(1, iterations + 1)
+        cases = {str(count): (name, {"routing": kinds[label](count)}) for count in counts}
+        seconds, memory = _inference_and_memory(context, cases, batch, repeat)
+        found |= {f"{label} seconds {count}": seconds[count] for count in cases}
+        found |= {f"{label} memory {count}": memory[count] for count in cases}
     return found
+
+
+def net_cost(context: Context, nets: dict[str, str], batch: int = 128, repeat: int = 2) -> dict[str, Any]:
+    """Measure inference, and the memory of training, of several nets."""
+    seconds, memory = _inference_and_memory(context, {label: (name, {}) for label, name in nets.items()}, batch, repeat)
+    return {f"{label} seconds": seconds[label] for label in nets} | {f"{label} memory": memory[label] for label in nets}
+
+
+def _inference_and_memory(
+    context: Context, cases: Mapping[str, tuple[str, dict[str, Any]]], batch: int, repeat: int
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the milliseconds of a batch's inference, and the MiB of training with it, of (model, its fields)."""
+    cases = {label: (name, _narrowed(context, name, fields)) for label, (name, fields) in cases.items()}
+    peaks = training_peaks(cases, batch, context.tick)
+    steps = {}
+    for label, (name, fields) in cases.items():
+        model = create_model(name, **fields).eval()
+        images = torch.rand(batch, *model.spec.image, generator=torch.Generator().manual_seed(0))
+        steps[label] = lambda model=model, images=images: _inferred(model, images)
+    seconds = _interleaved(steps, repeat, context.tick)
+    return {k: 1_000 * v for k, v in seconds.items()}, {k: v / 2**20 for k, v in peaks.items()}
 
 
 @torch.no_grad()
@@ -110,7 +128,8 @@ def draw_iteration_cost(measure: Measure, results: Results, out: Path) -> None:
             values = [found[f"{label} {kind} {count}"] for count in counts]
             axes.plot(counts, values, color=COLOURS[number], marker=MARKERS[number], label=name)
         tidy(axes, "inference, one batch" if kind == "seconds" else "memory to train", "routing iterations", unit)
-        axes.set_yscale("log")
+        if all(found[f"{label} {kind} {count}"] > 0 for label in words for count in counts):
+            axes.set_yscale("log")  # small nets may find all that they need in memory that is there already
         axes.set_xticks(list(counts))
     panels[0].legend(frameon=False, fontsize=8)
     figure.suptitle(results.title, fontsize=11)
