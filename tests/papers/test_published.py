@@ -138,3 +138,34 @@ def test_a_run_that_two_tables_name_is_one_run() -> None:
     (fig4, table1) = (find_paper("tsai2020").item(name) for name in ("fig4", "table1"))
     shared = [source for source in fig4.sources() if isinstance(source, Run) and source in table1.sources()]
     assert len(shared) == 3
+
+
+SPECIFICATION = Path(__file__).resolve().parents[3] / "shared/papers.md"  # beside a checkout that has it, as CI does
+SECTIONS = {"sabour2017": "1", "choi2019": "2", "tsai2020": "3", "chen2019": "5", "yang2021": "6"}
+OTHERWISE = {  # how the same number stands there
+    ("sabour2017", "figa1", "iteration 5", "trained"): "1e-5",
+    ("choi2019", "cost", "CapsuleNet", "ratio"): "37.2 s vs 199.5 s",
+    ("chen2019", "table2", "Multi-layer G-CapsNets", "size, CIFAR-10"): "716K",
+}
+
+
+@pytest.mark.skipif(not SPECIFICATION.exists(), reason="the specification of the papers is not beside the checkout")
+def test_every_published_number_stands_in_the_specification() -> None:
+    """In the section on its paper, or in that on parameters."""
+    parts = re.split(r"\n# (\d+)\. ", SPECIFICATION.read_text())
+    sections = dict(zip(parts[1::2], parts[2::2], strict=True))
+    for place, (value, spread) in copied().items():
+        text = sections[SECTIONS[place[0]]] + sections["8"]
+        for number in (value, spread):
+            if number is not None:
+                forms = [OTHERWISE[place]] if place in OTHERWISE else printed_forms(number)
+                assert any(re.search(rf"(?<![\d.]){re.escape(form)}(?!\.?\d)", text) for form in forms), (place, number)
+
+
+def printed_forms(number: float) -> set[str]:
+    """0.45 may be printed as .45, 7,990,000 as 7.99M, 9,400 as 9.4K, and 0.7 as 0.700."""
+    plain = [f"{number:g}", f"{number:.1f}", f"{number:.2f}", f"{number:.3f}"]
+    kept = {form for form in plain if float(form) == number}
+    if number >= 1_000:
+        kept |= {f"{number / 1e3:g}K", f"{number / 1e6:g}M", f"{number / 1e6:.1f}M", f"{number / 1e6:.2f}M"}
+    return kept | {form.removeprefix("0") for form in kept if form.startswith("0.")}
