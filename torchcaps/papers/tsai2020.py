@@ -6,7 +6,7 @@
 
 from functools import partial
 
-from torchcaps.models.recipe import LossChoice
+from torchcaps.models.recipe import LossChoice, OptimizerChoice
 from torchcaps.papers.measures.cost import draw_iteration_cost, iteration_cost, net_cost
 from torchcaps.papers.measures.training import draw_curves
 from torchcaps.papers.parts import Cell, Claim, Item, Measure, Paper, Parameters, Published, Row, Run
@@ -252,10 +252,12 @@ COST = Item(
 
 PAIRS = {"train_images": 20_000, "epochs": 8, "schedule": CIFAR["schedule"], "test_images": 5_000, "width": 64}
 _POSES = {"types": 8, "dim": 16}
+_BY_ADAM = "CapsNet, dynamic routing, vectors, by Adam"
 _DIVERSE = {
     "CNN": ("tsai2020_diverse_cnn", 79.81, None, {"features": 370}),
     "CNN, fully connected": ("tsai2020_diverse_cnn_fc", 84.84, 42.49e6, {"features": 370}),  # 0.93M, as the vectors
     "CapsNet, dynamic routing, vectors": ("tsai2020_diverse_dynamic", 83.39, None, _POSES),
+    _BY_ADAM: ("tsai2020_diverse_dynamic", None, None, _POSES),
     "CapsNet, vectors": ("tsai2020_diverse_vector", 85.74, None, _POSES),
     "CapsNet, matrices": ("tsai2020_diverse_matrix", 80.59, None, _POSES),
     "CapsNet, matrices, 42M": (
@@ -268,11 +270,31 @@ _DIVERSE = {
 DIVERSE_COST = Measure(
     "tsai2020-fig5cost",
     net_cost,
-    options={"nets": {label: model for label, (model, *_) in _DIVERSE.items()}},
+    options={"nets": {label: model for label, (model, *_) in _DIVERSE.items() if label != _BY_ADAM}},
     cpu={"batch": 32},
     smoke={"batch": 4, "repeat": 1},
     once=True,
 )
+
+
+def _diverse_row(label: str) -> Row:
+    model, accuracy, size, narrow = _DIVERSE[label]
+    run = Run(model, cpu={**PAIRS, **narrow})
+    if label == _BY_ADAM:
+        return Row(
+            label, {"DiverseMultiMNIST": Cell(None, run.but(optimizer=OptimizerChoice("adam", 1e-3)), "accuracy")}
+        )
+    return Row(
+        label,
+        {
+            "DiverseMultiMNIST": Cell(accuracy, run, "accuracy"),
+            "size": Cell(size, Parameters(Run(model))),
+            "inference": Cell(None, DIVERSE_COST, f"{label} seconds"),
+            "memory": Cell(None, DIVERSE_COST, f"{label} memory"),
+        },
+    )
+
+
 FIG_5 = Item(
     "fig5",
     "Figure 5",
@@ -283,23 +305,12 @@ FIG_5 = Item(
         "inference": "ms a batch",
         "memory": "MiB",
     },
-    rows=tuple(
-        Row(
-            label,
-            {
-                "DiverseMultiMNIST": Cell(accuracy, Run(model, cpu={**PAIRS, **narrow}), "accuracy"),
-                "size": Cell(size, Parameters(Run(model))),
-                "inference": Cell(None, DIVERSE_COST, f"{label} seconds"),
-                "memory": Cell(None, DIVERSE_COST, f"{label} memory"),
-            },
-        )
-        for label, (model, accuracy, size, narrow) in _DIVERSE.items()
-    ),
+    rows=tuple(_diverse_row(label) for label in _DIVERSE),
     claims=(
         Claim(
             "inverted attention is better than dynamic routing",
             ("CapsNet, vectors", "DiverseMultiMNIST"),
-            ("CapsNet, dynamic routing, vectors", "DiverseMultiMNIST"),
+            (_BY_ADAM, "DiverseMultiMNIST"),
             lower=False,
         ),
         Claim(
@@ -322,6 +333,8 @@ FIG_5 = Item(
         "batches of 32 at the scale cpu.",
         "Routing iterations are not stated: two. Accuracy is the exact set, sigmoids over a half (ours).",
         "The tables print three input channels; 42.49M fits one.",
+        "How the net with dynamic routing was trained is not said: by SGD at 0.1 as the others are, or by Adam at 0.001 "
+        "as the paper's nets with dynamic routing on CIFAR are. Both are here.",
     ),
 )
 
