@@ -333,8 +333,8 @@ FIG_5 = Item(
         "batches of 32 at the scale cpu.",
         "Routing iterations are not stated: two. Accuracy is the exact set, sigmoids over a half (ours).",
         "The tables print three input channels; 42.49M fits one.",
-        "How the net with dynamic routing was trained is not said: by SGD at 0.1 as the others are, or by Adam at 0.001 "
-        "as the paper's nets with dynamic routing on CIFAR are. Both are here.",
+        "How the net with dynamic routing was trained is not said: by SGD at 0.1 as the others are, or by Adam at "
+        "0.001 as the paper's nets with dynamic routing on CIFAR are. Both are here.",
     ),
 )
 
