@@ -55,7 +55,7 @@ def require_decoder(model: Network, what: str) -> CapsuleNetwork:
     """Return a model with a decoder; raise for one that has none."""
     capsules = require_capsules(model, what)
     if capsules.decoder is None:
-        raise ValueError(
-            f"{what} needs a decoder, and {model.name} was built without one: train it with --reconstruction true"
-        )
+        able = model.n_objects is not None  # a decoder draws the objects that it is told of
+        advice = ": train it with --reconstruction true" if able else ", since its images have any number of objects"
+        raise ValueError(f"{what} needs a decoder, and {model.name} was built without one{advice}")
     return capsules

@@ -1,5 +1,6 @@
 """The peak memory of a training step, in a process of its own: ``python -m torchcaps.bench.memory MODEL BATCH WAY``."""
 
+import contextlib
 import subprocess
 import sys
 from pathlib import Path
@@ -37,6 +38,12 @@ def resident_peak() -> int:
 
     unit = 1 if sys.platform == "darwin" else 1024
     return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def reset_peak() -> None:
+    """Let the most memory that this process has had begin again at what it has now, where the system can (Linux)."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
 
 
 def main() -> None:

@@ -173,7 +173,8 @@ def _show_plan(plan: Plan, item: Item, store: Store, options: Any) -> None:
     if plan.seconds:
         memory = max((task.memory for task in todo), default=0)
         space = f", and {memory / 2**20:,.0f} MiB of memory" if memory else ""
-        print(f"on this machine about {_duration(plan.seconds)}{space}")
+        more = " and more: measurements are longer at this scale" if measures and store.scale == "full" else ""
+        print(f"on this machine about {_duration(plan.seconds)}{more}{space}")
         load, cores = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0, os.cpu_count() or 1
         if load > cores:
             print(f"(it is busy: {load:.0f} processes want its {cores} cores, so that it may take less when it is not)")
@@ -182,7 +183,8 @@ def _show_plan(plan: Plan, item: Item, store: Store, options: Any) -> None:
         return
     without = [row.label for row in item.rows if not _lacking(row.cells.values(), store, options)]
     names = ", ".join(missing)
-    get = "; ".join(f"torchcaps data get {name}" for name in missing)
+    where = f" --data-dir {shlex.quote(options.data_dir)}" if options.data_dir else ""
+    get = "; ".join(f"torchcaps data get {name}{where}" for name in missing)
     are, it = ("is", "it") if len(missing) == 1 else ("are", "them")
     able = f"rows that can run without {it}: {'; '.join(without)}" if without else f"no row can run without {it}"
     message = f"{names} {are} not here: get {it} by '{get}'; {able}"
@@ -230,18 +232,23 @@ def report_command(words: list[str]) -> None:
     """Write all tables and figures as one page."""
     parser = Parser(prog="torchcaps report", description=REPORT)
     parser.add_argument("--scale", default="cpu", help="smoke, cpu or full")
-    parser.add_argument("--out", default="docs/results.md", help="the page")
+    parser.add_argument("--out", default="", help="the page (default: docs/results.md for cpu, else results-SCALE.md)")
     parser.add_argument("--results", default=str(RESULTS), help="where the records are")
     words, _ = Flags(parser.flags, who="report").read(parser, words)
     options = parser.parse_args(words)
     if options.scale not in SCALES:
         parser.error(f"--scale must be smoke, cpu or full, got {options.scale!r}")
-    if not options.out or not options.results:
-        parser.error("--out and --results need a name")
-    out = Path(options.out).expanduser()
+    if not options.results:
+        parser.error("--results needs a name")
+    out = Path(options.out or ("docs/results.md" if options.scale == "cpu" else f"results-{options.scale}.md"))
+    out = out.expanduser()
     if not out.resolve().parent.is_dir():
-        parser.error(f"{options.out} can't be written: there is no folder {out.parent}")
+        parser.error(f"{out} can't be written: there is no folder {out.parent}")
     store = Store(options.scale, options.results)
+    if not any(store.results.glob("*/*.json")):
+        parser.error(
+            f"{store.results} has no records: 'torchcaps reproduce PAPER ITEM --scale {options.scale}' makes them"
+        )
     store.forgiving = True  # one broken record is no reason to have no page
     leave_safely(lambda: print(f"written: {write_report(store, out, shlex.join(['torchcaps', *sys.argv[1:]]))}"))
     for problem in store.problems.values():

@@ -1,6 +1,7 @@
 """What a long measurement must not lose when it is killed."""
 
 import pickle
+import struct
 import time
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ class Kept:
         """Return what was left, ``None`` where there is nothing: what can't be read is begun again."""
         try:
             found = torch.load(self.path, weights_only=True)
-        except (OSError, RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError):
+        except (OSError, RuntimeError, ValueError, EOFError, LookupError, struct.error, pickle.UnpicklingError):
             return None
         if not isinstance(found, dict) or "state" not in found:
             return None
@@ -48,8 +49,9 @@ class Kept:
             with scratch(self.path.parent) as own:
                 torch.save({"state": state, "options": self.options}, own / self.path.name)
                 into_place(own / self.path.name, self.path)
-        except OSError as error:
-            raise RunError(f"{self.path} can't be written: {error.strerror or error}") from error
+        except (OSError, RuntimeError) as error:  # torch has an error of its own for a full disk
+            why = getattr(error, "strerror", None) or str(error).splitlines()[0]
+            raise RunError(f"{self.path} can't be written: {why}") from error
         self._written = time.monotonic()
 
     def clear(self) -> None:

@@ -54,7 +54,9 @@ def item_text(paper: Paper, item: Item, store: Store, heading: bool = True) -> s
     notes: list[str] = []
     if item.rows:
         lines += _table(item, results, notes)
-    if any(verdict.word != "not run" for verdict in results.verdicts()):
+    if store.scale == "smoke":
+        lines += ["At the scale smoke all parts have worked, and no number means anything: claims are not judged.", ""]
+    elif any(verdict.word != "not run" for verdict in results.verdicts()):
         lines += ["Claims, by our numbers:", ""]
         lines += [f"- {verdict}" for verdict in results.verdicts()] + [""]
     lines += [f"[{number}] {note}  " for number, note in enumerate(notes, start=1)] + ([""] if notes else [])

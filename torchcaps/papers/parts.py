@@ -70,6 +70,7 @@ class Measure:
         leaves: the file in its working folder that measurements after it need.
         once: whether the seed makes no difference, so that it is done for the first alone.
         data: data sets that it reads beside those of its runs.
+        version: counts how often what is measured has changed: records of another one are not taken.
         seconds: what it is likely to take at the scale ``cpu``, for the plan.
     """
 
@@ -84,6 +85,7 @@ class Measure:
     leaves: str = ""
     once: bool = False
     data: tuple[str, ...] = ()
+    version: int = 1
     seconds: float = 20.0
 
 

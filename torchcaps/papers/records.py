@@ -152,7 +152,8 @@ class Store:
         options |= measure.smoke if self.scale == "smoke" else {}
         runs = {name: self._net_name(run, job.seed) for name, run in measure.runs.items()}
         after = {name: self.options(Job(before, job.seed)) for name, before in measure.after.items()}
-        return {**options, **({"runs": runs} if runs else {}), **({"after": after} if after else {})}
+        version = {"version": measure.version} if measure.version > 1 else {}
+        return {**options, **version, **({"runs": runs} if runs else {}), **({"after": after} if after else {})}
 
     def _net_name(self, run: Run, seed: int) -> str:
         """Return what a measurement calls one of its networks: the run's name, and all of its settings in short."""
@@ -232,10 +233,12 @@ class Store:
 
 def _check_tested(found: dict[str, Any]) -> None:
     """Refuse what a run was tested with, where it can't be."""
-    for name in ("accuracy", "n", "seconds"):
+    for name in ("accuracy", "n", "seconds", "steps", "epochs"):
         value = found.get(name, "")
         if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
             raise ValueError(f"its {name!r} is no number")
+    if found["accuracy"] is not None and not 0 <= found["accuracy"] <= 1:
+        raise ValueError("its 'accuracy' is no share")
     if found.get("right") is not None and len(bytes.fromhex(found["right"])) != -(-found["n"] // 8):
         raise ValueError("'right' does not have a bit for each of its images")
 

@@ -47,9 +47,17 @@ def _paper_text(paper: Paper, store: Store, out: Path, findings: Path, figures: 
     lines = [f"## {paper.name}", "", paper.citation, "", f"Claimed: {paper.claimed}", ""]
     lines += [f"At the scale `cpu`: {paper.scale}", ""]
     for item in paper.items:
-        if figures:
-            write_item(paper, item, store)
-        lines += _item_lines(paper, item, store, out, findings)
+        try:
+            if figures:
+                write_item(paper, item, store)
+            lines += _item_lines(paper, item, store, out, findings)
+        except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
+            if not store.forgiving:
+                raise
+            at = store.results / "measures"
+            problem = f"{paper.name}, {item.title} can't be written ({type(error).__name__}: {error})"
+            store.problems[item.name] = f"{problem}: remove its records in {at}, and make them again"
+            lines += [f"### {paper.name}, {item.title}", "", "Its records can't be read.", ""]
     return "\n".join(lines)
 
 

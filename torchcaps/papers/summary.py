@@ -207,7 +207,7 @@ class Results:
         for cell, place in ((better, 0), (worse, 1)):
             images = found[0].get(f"{cell.read}_images")
             if images:
-                mean = statistics.fmean(pair[place] or 0.0 for pair in pairs)
+                mean = statistics.fmean(pair[place] or 0.0 for pair in pairs if None not in pair)
                 low, high = wilson_interval(round(mean / 100 * images), images)
                 half = math.hypot(half, 50 * (high - low))
             half = math.hypot(half, max(one.get(f"{cell.read}_half") or 0.0 for one in found))

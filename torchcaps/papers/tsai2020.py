@@ -221,6 +221,7 @@ COSTS = Measure(
     cpu={"batch": 32},
     smoke={"batch": 4, "repeat": 1, "iterations": 2},
     once=True,
+    version=2,  # memory was estimated before it was measured
 )
 COST = Item(
     "fig4cost",
@@ -320,7 +321,7 @@ FIG_5 = Item(
             lower=False,
         ),
         Claim(
-            "matrices are better than vectors where there are as many parameters",
+            "many matrices are better than vectors",
             ("CapsNet, matrices, 42M", "DiverseMultiMNIST"),
             ("CapsNet, vectors", "DiverseMultiMNIST"),
             lower=False,
@@ -331,6 +332,8 @@ FIG_5 = Item(
         "The figure's table (memory, time) is an image: its numbers can't be read off the text. Ours are of the "
         "paper's nets on this machine's CPU: inference, and what a net and two training steps add to a process, "
         "batches of 32 at the scale cpu.",
+        "At the scale cpu the nets have, from above, 0.10, 0.93, 0.96, 0.96, 0.96, 0.13 and 0.63M parameters; the "
+        "sizes in the table are the paper's nets'.",
         "Routing iterations are not stated: two. Accuracy is the exact set, sigmoids over a half (ours).",
         "The tables print three input channels; 42.49M fits one.",
         "How the net with dynamic routing was trained is not said: by SGD at 0.1 as the others are, or by Adam at "

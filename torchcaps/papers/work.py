@@ -15,7 +15,7 @@ from torchcaps.papers.records import Job, Store, write_whole
 from torchcaps.papers.scale import deciding, run_spec
 from torchcaps.training import Diverged, RunSpec, load_run, resume, train
 from torchcaps.training.display import Display
-from torchcaps.training.errors import RunError, extra
+from torchcaps.training.errors import RunError, Taken, extra
 from torchcaps.training.folder import RunFolder
 from torchcaps.training.loading import right_images
 from torchcaps.training.measure import Tally
@@ -50,14 +50,15 @@ class Bar(Display):
         columns = (rich.TextColumn("{task.description}"), rich.BarColumn(), rich.TaskProgressColumn())
         self._progress = rich.Progress(*columns, rich.TimeRemainingColumn(compact=True), refresh_per_second=4)
         with self._progress:
-            self._task = self._progress.add_task("", total=max(self.plan.seconds, 1e-6))
+            self._task = self._progress.add_task("", total=sum(_share(task) for task in self.plan.open))
             yield
         self._progress = None
 
     def begin(self, number: int, count: int, task: Task) -> None:
         """Take note that a job begins."""
-        self._name, self._steps, self._share = f"{number} of {count}: {task.name}", max(1, task.steps), task.seconds
+        self._name, self._steps, self._share = f"{number} of {count}: {task.name}", max(1, task.steps), _share(task)
         self._first: int | None = None
+        self._begun = self._quiet = time.monotonic()
         if self._progress is not None:
             self._progress.update(self._task, description=self._name)
 
@@ -87,12 +88,20 @@ class Bar(Display):
             self.line(f"{self._name}: step {step:,} of {total:,}")
 
     def tick(self) -> None:
-        """Look alive."""
+        """Look alive: a measurement has no steps to tell."""
         if self._progress is not None:
             self._progress.refresh()
+        elif time.monotonic() - self._quiet > 60:
+            self._quiet = time.monotonic()
+            self.line(f"{self._name}: at work for {(self._quiet - self._begun) / 60:.0f} minutes")
 
     def row(self, row: dict[str, Any], epochs: int | None) -> None:
         """Say nothing of an epoch: the record has it."""
+
+
+def _share(task: Task) -> float:
+    """Return how much of the bar a task is: its seconds, or as much as any other where they are not known."""
+    return task.seconds or 1.0
 
 
 def work_through(plan: Plan, store: Store, bar: Bar, **own: Any) -> list[str]:
@@ -117,16 +126,15 @@ def _train(job: Job, store: Store, bar: Bar, own: dict[str, Any]) -> str:
     try:
         with contextlib.suppress(OSError):
             folder.path.mkdir(parents=True, exist_ok=True)
-        try:
-            folder.hold()
-        except ValueError as error:
-            return f"waits: {error}"
+        folder.hold()
         folder.release()
         _same_settings(folder, spec)
         if not folder.config.exists():
             train(spec, folder.path, display=bar, pictures=False)
         elif not folder.results.exists():
             resume(folder.path, display=bar, pictures=False)
+    except Taken as error:  # at the first look, or between it and the training
+        return f"waits, another process has it ({error}): run this again when it is done"
     except Diverged as error:
         store.write_diverged(job, spec, str(error))
         return f"diverged: {error}"
@@ -168,6 +176,8 @@ def _measured(job: Job, store: Store, bar: Bar, own: dict[str, Any]) -> str:
             if record is not None and record["found"].get("diverged"):
                 return f"can't be done: {lacking[0].key(store.scale)} diverged"
             return f"waits for {lacking[0].key(store.scale)}, which is not done: run it again then"
+        for member in members:
+            _same_settings(store.folder(member), run_spec(run, store.scale, member.seed, **own))
         loaded = [load_run(store.folder(member).path) for member in members]
         runs[name] = loaded[0] if measure.members == 1 else loaded
     if own.get("threads"):
@@ -180,7 +190,7 @@ def _measured(job: Job, store: Store, bar: Bar, own: dict[str, Any]) -> str:
         records[name] = found["found"]
     folder = store.work / job.key(store.scale)
     context = Context(store.scale, job.seed, folder, own.get("data_dir"), bar.tick, records)
-    options = {k: v for k, v in store.options(job).items() if k not in ("runs", "after")}
+    options = {k: v for k, v in store.options(job).items() if k not in ("runs", "after", "version")}
     torch.set_flush_denormal(True)  # as in training
     start = time.monotonic()
     with torch.random.fork_rng(devices=[]):

@@ -4,7 +4,7 @@ import importlib
 from types import ModuleType
 from typing import Any
 
-__all__ = ["CheckpointError", "Diverged", "RunError", "RunStopped", "extra"]
+__all__ = ["CheckpointError", "Diverged", "RunError", "RunStopped", "Taken", "extra"]
 
 
 class RunError(RuntimeError):
@@ -13,6 +13,10 @@ class RunError(RuntimeError):
 
 class Diverged(RunError):
     """A run has come to values that are no numbers, or to coefficients without bounds: it does not train."""
+
+
+class Taken(ValueError):
+    """A folder has a run already, or another process trains there."""
 
 
 class CheckpointError(ValueError):

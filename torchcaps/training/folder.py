@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from torchcaps.data.scratch import PREFIX, into_place, scratch
 from torchcaps.training.checkpoint import Checkpoint, read_checkpoint
-from torchcaps.training.errors import CheckpointError, RunError, extra
+from torchcaps.training.errors import CheckpointError, RunError, Taken, extra
 from torchcaps.training.spec import RunSpec
 
 try:
@@ -68,7 +68,7 @@ class RunFolder:
     def refuse_full(self) -> None:
         """Refuse a folder for a new run that has something in it."""
         if self.config.exists():
-            raise ValueError(
+            raise Taken(
                 f"{self.path} holds a run already: go on with it by --resume {self.path}, or name another folder"
             )
         if any(entry.name != "lock" and not entry.name.startswith(PREFIX) for entry in self.path.iterdir()):
@@ -99,7 +99,7 @@ class RunFolder:
                 lock.seek(0)
                 owner = lock.read().strip()
                 lock.close()
-                raise ValueError(f"{self.path} is in use: process {owner or '?'} trains there") from None
+                raise Taken(f"{self.path} is in use: process {owner or '?'} trains there") from None
         lock.truncate(0)
         lock.write(f"{os.getpid()}\n")
         lock.flush()
