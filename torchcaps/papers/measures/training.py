@@ -172,7 +172,8 @@ def draw_curves(
     panels = [(name, group) for name in there for group in groups]
     if not panels:
         return
-    figure = new_figure(max(4.6, 3.4 * len(panels)), 3.6)
+    below = len(panels) == 1 and len(there[panels[0][0]]) > 4  # many curves leave no room for a legend among them
+    figure = new_figure(max(6.0 if below else 4.6, 3.4 * len(panels)), 4.2 if below else 3.6)
     grid = figure.subplots(1, len(panels), sharey=same, squeeze=False)[0]
     share = key.endswith("accuracy")
     for axes, (name, group) in zip(grid, panels, strict=True):
@@ -189,8 +190,10 @@ def draw_curves(
         heading = group or (name if len(columns) > 1 else "")
         tidy(axes, heading, "epochs", f"{'test' if key.startswith('test') else 'training'} {what}")
         axes.xaxis.get_major_locator().set_params(integer=True)
-        if rows:
+        if rows and not below:
             axes.legend(frameon=False, fontsize=7)
+    if below:
+        figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=7)
     for axes in grid[1:]:
         axes.set_ylabel("")
     seeds = max(len(seeds) for found in there.values() for seeds in found.values())
