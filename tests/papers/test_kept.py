@@ -12,6 +12,8 @@ from tests.papers.conftest import reproduced
 from torchcaps.papers import find_paper
 from torchcaps.papers.context import Context
 from torchcaps.papers.kept import Kept
+from torchcaps.papers.measures import cost
+from torchcaps.papers.measures.geometry import two_domains
 from torchcaps.papers.measures.robustness import gan_images, white_box
 from torchcaps.papers.measures.training import early_training
 from torchcaps.papers.records import Job, Store
@@ -96,6 +98,37 @@ def test_the_first_steps_of_training(tmp_path: Path) -> None:
 
     check(measure, tmp_path, kills=(1, 3))  # in the first routing, and a later one
     assert not list((tmp_path / "killed").glob("*"))
+
+
+def test_a_network_in_two_domains(tmp_path: Path, store: Store) -> None:
+    item = find_paper("sabour2017").item("sec52")
+    reproduced(item, store)
+    (run,) = (r.cells["affNIST"].source.runs["net"] for r in item.rows if r.label == "CNN")  # type: ignore[union-attr]
+    trained = load_run(store.folder(Job(run, 0)).path)
+
+    def measure(context: Context) -> dict[str, Any]:
+        return two_domains(context, trained, images=60, affine=300, sweep=4)
+
+    check(measure, tmp_path, kills=(0, 1))  # in the first domain, and in the second
+    assert not list((tmp_path / "killed").glob("*"))
+
+
+def test_costs_of_one_net_are_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[str] = []
+
+    def costs(context: Context, cases: dict[str, Any], *_: Any) -> tuple[dict[str, float], dict[str, float]]:
+        context.tick()
+        measured.extend(name for name, _ in cases.values())
+        return dict.fromkeys(cases, 1.0), dict.fromkeys(cases, 2.0)
+
+    monkeypatch.setattr(cost, "_inference_and_memory", costs)
+    nets = {"dynamic": "tsai2020_dynamic_cifar10", "em": "tsai2020_em_cifar10"}
+    with pytest.raises(Killed):
+        cost.iteration_cost(Context("smoke", 0, tmp_path, tick=killer(1)), nets, iterations=1)
+    found = cost.iteration_cost(Context("smoke", 0, tmp_path), nets, iterations=1)
+    assert measured == list(nets.values())
+    assert found["dynamic seconds 1"] == found["em seconds 1"] == 1
+    assert not list(tmp_path.glob("*"))
 
 
 def test_what_was_begun_with_other_options_or_is_broken_is_begun_again(tmp_path: Path) -> None:

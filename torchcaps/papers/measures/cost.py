@@ -10,6 +10,7 @@ import torch
 from torchcaps.analysis.style import COLOURS, MARKERS, new_figure, save, tidy
 from torchcaps.models import create_model
 from torchcaps.papers.context import Context
+from torchcaps.papers.kept import Kept
 from torchcaps.papers.measures.peak import training_peaks
 from torchcaps.papers.parts import Measure
 from torchcaps.papers.plan import timed_step
@@ -75,15 +76,23 @@ def routing_seconds(
 def iteration_cost(
     context: Context, nets: dict[str, str], iterations: int = 5, batch: int = 128, repeat: int = 2
 ) -> dict[str, Any]:
-    """Measure inference, and the memory of training, of nets by their routing iterations."""
+    """Measure inference, and the memory of training, of nets by their routing iterations. What is known of one net
+    is kept where the next is killed.
+    """
     kinds = {"dynamic": Dynamic, "em": EM, "inverted": InvertedAttention}
-    found: dict[str, Any] = {"iterations": iterations}
+    kept = Kept(context.folder / "cost.pt", {"nets": nets, "iterations": iterations, "batch": batch, "repeat": repeat})
+    found: dict[str, Any] = kept.read() or {"iterations": iterations}
     for label, name in nets.items():
+        if f"{label} memory 1" in found:
+            continue  # before it was killed
         counts = range(1, iterations + 1)
         cases = {str(count): (name, {"routing": kinds[label](count)}) for count in counts}
         seconds, memory = _inference_and_memory(context, cases, batch, repeat)
         found |= {f"{label} seconds {count}": seconds[count] for count in cases}
         found |= {f"{label} memory {count}": memory[count] for count in cases}
+        if kept.due:
+            kept.write(found)
+    kept.clear()
     return found
 
 

@@ -12,6 +12,7 @@ from torchcaps.analysis.logits import LogitChange, draw_logit_change, logit_chan
 from torchcaps.models import create_model
 from torchcaps.papers.context import Context
 from torchcaps.papers.held import flat, revived
+from torchcaps.papers.kept import Kept
 from torchcaps.papers.parts import Measure
 from torchcaps.papers.summary import Results
 from torchcaps.training import Trained
@@ -117,19 +118,31 @@ def draw_logits(measure: Measure, results: Results, out: Path) -> None:
 def two_domains(
     context: Context, net: Trained, images: int = 10_000, affine: int | None = None, sweep: int = 1_000
 ) -> dict[str, Any]:
-    """Test a network where it was trained, digits at random places, and on affinely transformed digits."""
-    found: dict[str, Any] = {}
+    """Test a network where it was trained, digits at random places, and on affinely transformed digits.
+
+    It is kept every minute, and goes on from there where it was killed: the official test set has 320,000 images.
+    """
+    kept = Kept(context.folder / "domains.pt", {"images": images, "affine": affine, "net": repr(net.spec)})
+    new = {"right": 0, "seen": 0, "next": 0}
+    left = kept.read() or {"found": {}, **new}
+    found: dict[str, Any] = left["found"]
     for name, data, n in (("expanded", "expanded-mnist", images), ("affine", "affnist", affine)):
+        if name in found:
+            continue  # before it was killed
         loader = net.loader(context.dataset(data, n=n))
-        right = n_seen = 0
-        with torch.no_grad():
-            for batch in loader.epoch(0):
-                right += int((net.model(batch.images).scores.argmax(1) == batch.labels).sum())
-                n_seen += len(batch.labels)
-                context.tick()
-        found |= {name: 100 * right / n_seen, f"{name}_images": n_seen}
+        for number in range(left["next"], len(loader)):
+            batch = loader.batch(0, number)
+            with torch.no_grad():
+                left["right"] += int((net.model(batch.images).scores.argmax(1) == batch.labels).sum())
+            left["seen"] += len(batch.labels)
+            if kept.due:
+                kept.write({**left, "found": found, "next": number + 1})
+            context.tick()
+        found |= {name: 100 * left["right"] / left["seen"], f"{name}_images": left["seen"]}
+        left |= new
     batch = context.batch(net, "expanded-mnist", sweep)
     swept = affine_sweep(net.model, batch.images, batch.labels, progress=context.tick)
+    kept.clear()
     return {**found, "steps": net.step, **flat(swept, "sweep_")}
 
 
