@@ -131,6 +131,14 @@ def test_a_measurement_that_is_broken_inside_costs_its_item_only(tmp_path: Path)
     assert "### yang2021, Section III" in text, "and all others are there"
 
 
+def test_a_table_that_cannot_be_written_is_no_broken_record(tmp_path: Path) -> None:
+    _, _, store = smoke(tmp_path, "sabour2017", "fig4")
+    store.forgiving = True
+    (store.results / "sabour2017-fig4.md").mkdir()
+    with pytest.raises(RunError, match=r"sabour2017-fig4.md can't be written"):
+        write_report(store, tmp_path / "page.md", "torchcaps report")
+
+
 def test_a_full_disk_is_said_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
         raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos\nmore of it")

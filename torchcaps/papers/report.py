@@ -9,6 +9,7 @@ from torchcaps.papers.parts import Item, Paper
 from torchcaps.papers.records import Store, write_whole
 from torchcaps.papers.registry import list_papers
 from torchcaps.papers.summary import Results
+from torchcaps.training.errors import RunError
 
 __all__ = ["write_report"]
 
@@ -51,12 +52,14 @@ def _paper_text(paper: Paper, store: Store, out: Path, findings: Path, figures: 
             if figures:
                 write_item(paper, item, store)
             lines += _item_lines(paper, item, store, out, findings)
+        except RunError:  # what can't be written is not the records' fault
+            raise
         except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
             if not store.forgiving:
                 raise
             at = store.results / "measures"
             problem = f"{paper.name}, {item.title} can't be written ({type(error).__name__}: {error})"
-            store.problems[item.name] = f"{problem}: remove its records in {at}, and make them again"
+            store.problems[f"{paper.name} {item.name}"] = f"{problem}: remove its records in {at}, and make them again"
             lines += [f"### {paper.name}, {item.title}", "", "Its records can't be read.", ""]
     return "\n".join(lines)
 
