@@ -29,11 +29,11 @@ from rich.table import Table
 from torchcaps.bench.record import write_record
 from torchcaps.training import RunSpec
 from torchcaps.training.display import Display
-from torchcaps.training.engine import Engine
-from torchcaps.training.folder import RunFolder
-from torchcaps.training.loop import Training
-from torchcaps.training.record import Record
-from torchcaps.training.setting import make_network, open_images
+from torchcaps.training.distributed import Engine
+from torchcaps.training.logging import Record
+from torchcaps.training.run_dir import RunFolder
+from torchcaps.training.setup import make_network, open_images
+from torchcaps.training.trainer import Training
 
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = ("help", "loop", "processes")

@@ -20,7 +20,7 @@ import torchcaps
 from torchcaps.bench.memory import resident_peak
 from torchcaps.bench.record import write_record
 from torchcaps.models import Network
-from torchcaps.models.memory import estimate_memory
+from torchcaps.profiling.memory import estimate_memory
 
 ROOT = Path(__file__).resolve().parent.parent
 WAYS = {"auto": "auto", "stored": False, "streamed": True}

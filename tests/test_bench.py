@@ -11,10 +11,10 @@ from tests.commands import refusal, run
 from tests.tolerances import SAME, relative_rms
 from torchcaps.bench import CASES, Case, compare, make_explicit, matmul_rate, measure_case
 from torchcaps.bench.cases import Work
-from torchcaps.bench.explicit import ContractedVotes, explicit_votes
 from torchcaps.bench.growth import draw_growth
+from torchcaps.bench.naive import ContractedVotes, explicit_votes
 from torchcaps.nn import ConvCapsules, DenseCapsules
-from torchcaps.nn.convolution import FEW_IMAGES, Convolution
+from torchcaps.nn.conv import FEW_IMAGES, Convolution
 from torchcaps.routing import EM, Attention, Dynamic, InvertedAttention, Trainable
 from torchcaps.votes import DenseVotes
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from torchcaps.training.folder import RunFolder
-from torchcaps.training.record import read_rows
+from torchcaps.training.logging import read_rows
+from torchcaps.training.run_dir import RunFolder
 
 ROOT = Path(__file__).resolve().parent.parent
 

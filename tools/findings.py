@@ -14,10 +14,10 @@ import sys
 from pathlib import Path
 
 from torchcaps.papers import list_papers
-from torchcaps.papers.markdown import item_text
-from torchcaps.papers.records import Store
-from torchcaps.papers.report import FINDINGS
-from torchcaps.papers.summary import Results
+from torchcaps.reproduce.markdown import item_text
+from torchcaps.reproduce.render import FINDINGS
+from torchcaps.reproduce.statistics import Results
+from torchcaps.reproduce.store import Store
 
 STAMP = re.compile(r"\n<!-- written of (\w+) -->\n$")
 

@@ -11,6 +11,8 @@ torch.Size([4, 10])
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from torchcaps._core.version import __version__
+
 if TYPE_CHECKING:
     from torchcaps import data, losses, metrics, models, nn, routing
     from torchcaps.capsules import Capsules
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Capsules",
+    "__version__",
     "create_dataset",
     "create_model",
     "create_routing",
@@ -34,8 +37,6 @@ __all__ = [
     "route",
     "routing",
 ]
-
-__version__ = "0.1.0.dev0"
 
 # Where each name lives. They are looked up when they are first asked for, so that the command line can say how it is
 # used without waiting a second for torch.

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchcaps.capsules import refuse_nan
-from torchcaps.labels import as_multi_hot, check_class_numbers
+from torchcaps._core.labels import as_multi_hot, check_class_indices
+from torchcaps._core.validation import check_no_nan
 
 __all__ = ["ClassLoss", "MarginLoss", "MultiLabelLoss", "ReconstructionLoss", "SpreadLoss"]
 
@@ -93,7 +93,7 @@ class SpreadLoss(nn.Module):
     def forward(self, activations: Tensor, labels: Tensor, step: float = math.inf) -> Tensor:
         """Return the loss with the margin of this training step; by default with the last margin."""
         _check_scores(activations, labels, "activations")
-        labels = check_class_numbers(labels, activations.shape[1])
+        labels = check_class_indices(labels, activations.shape[1])
         if labels.dim() != 1:
             raise ValueError(f"labels must be [B] class numbers: one class is the target, got {list(labels.shape)}")
         margin = self.margin(step)
@@ -126,8 +126,8 @@ class ReconstructionLoss(nn.Module):
 
     def forward(self, images: Tensor, targets: Tensor) -> Tensor:
         """Return the weighted loss."""
-        refuse_nan(images, "images")
-        refuse_nan(targets, "targets")
+        check_no_nan(images, "images")
+        check_no_nan(targets, "targets")
         if images.dim() not in (4, 5) or images.shape != targets.shape:
             raise ValueError(
                 f"images and targets must both be [B, C, H, W] or [B, K, C, H, W], got {list(images.shape)} and "
@@ -154,7 +154,7 @@ class ClassLoss(nn.Module):
         _check_scores(logits, labels, "logits")
         if labels.dim() != 1:
             raise ValueError(f"labels must be [B] class numbers, got {list(labels.shape)}: take MultiLabelLoss")
-        return F.cross_entropy(logits, check_class_numbers(labels, logits.shape[1]))
+        return F.cross_entropy(logits, check_class_indices(labels, logits.shape[1]))
 
 
 class MultiLabelLoss(nn.Module):
@@ -173,7 +173,7 @@ class MultiLabelLoss(nn.Module):
 
 def _check_scores(scores: Tensor, labels: Tensor, name: str) -> None:
     """Refuse scores that are no table of images by classes, or labels for another number of images."""
-    refuse_nan(scores, name)
+    check_no_nan(scores, name)
     if scores.dim() != 2:
         raise ValueError(f"{name} must be [B, classes], got {list(scores.shape)}")
     if not isinstance(labels, Tensor):

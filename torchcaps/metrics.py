@@ -1,12 +1,11 @@
 """What is measured: of predictions as sets of classes, and of capsules at work."""
 
-import math
-
 import torch
 from torch import Tensor
 
-from torchcaps.capsules import refuse_nan
-from torchcaps.labels import as_multi_hot
+from torchcaps._core.labels import as_multi_hot
+from torchcaps._core.stats import wilson_interval
+from torchcaps._core.validation import check_no_nan
 
 __all__ = ["coupling_entropy", "dead_capsules", "exact_set_match", "top_k_set_match", "wilson_interval"]
 
@@ -58,7 +57,7 @@ def coupling_entropy(coupling: Tensor, dim: int = -1) -> Tensor:
     Shapes:
         the coupling's, less that axis
     """
-    refuse_nan(coupling, "coupling")
+    check_no_nan(coupling, "coupling")
     if bool((coupling < 0).any()):
         raise ValueError("coupling must not be negative: the entropy of free couplings is not defined")
     n = coupling.shape[dim]
@@ -81,7 +80,7 @@ def dead_capsules(activity: Tensor, threshold: float = 0.05) -> Tensor:
     """
     if activity.dim() < 2 or activity.shape[0] == 0:
         raise ValueError(f"activity must be [B, ...] of one image or more, got {list(activity.shape)}")
-    refuse_nan(activity, "activity")
+    check_no_nan(activity, "activity")
     return (activity.amax(0) <= threshold).to(activity.dtype).mean()
 
 
@@ -89,23 +88,8 @@ def _label_sets(scores: Tensor, labels: Tensor) -> Tensor:
     """Return which classes each image has, ``[B, J]`` truth values."""
     if scores.dim() != 2:
         raise ValueError(f"scores must be [B, classes], got {list(scores.shape)}")
-    refuse_nan(scores, "scores")
+    check_no_nan(scores, "scores")
     hot = as_multi_hot(labels, scores.shape[1]) > 0
     if len(hot) != len(scores):
         raise ValueError(f"labels must be one for each of the {len(scores)} images, got {len(hot)}")
     return hot
-
-
-def wilson_interval(n_right: int, n: int) -> tuple[float, float]:
-    """Return the 95 % interval of a share by Wilson's formula, which holds near 0 and 1 too.
-
-    >>> low, high = wilson_interval(984, 1000)
-    >>> round(low, 4), round(high, 4)
-    (0.9742, 0.9901)
-    """
-    if n == 0:
-        return 0.0, 1.0
-    z, share = 1.959964, n_right / n
-    middle = (share + z * z / (2 * n)) / (1 + z * z / n)
-    half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    return max(0.0, middle - half), min(1.0, middle + half)

@@ -18,7 +18,7 @@ from torchcaps.cli.kinds import KINDS
 from torchcaps.data import CenterCrop, Loader, MeanImage, Normalize, Pipeline, Pixels, Standardize, create_dataset
 from torchcaps.metrics import wilson_interval
 from torchcaps.training import RunSpec, load_run, train
-from torchcaps.training.setting import some_of
+from torchcaps.training.setup import some_of
 
 NARROW: dict[str, Any] = {"width": 4, "types": 2, "dim": 4, "hidden": (8,), "batch_size": 16, "threads": 1}
 TWO = {"data": "multimnist", "data_options": {"source": "digits"}, "train_images": 40}

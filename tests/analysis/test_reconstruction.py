@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from tests.models.narrow import batch, narrow
 from tests.tolerances import SAME, relative_rms
+from torchcaps._core.optional import import_optional
 from torchcaps.analysis.reconstruction import (
     Reconstructions,
     draw_reconstructions,
@@ -18,7 +19,6 @@ from torchcaps.analysis.reconstruction import (
     show_objects,
 )
 from torchcaps.capsules import Capsules
-from torchcaps.data.errors import extra
 
 
 class Templates(nn.Module):
@@ -130,7 +130,7 @@ def test_several_objects_are_drawn_in_two_colours(tmp_path: Path) -> None:
     model: Any = narrow("sabour2017_multimnist")
     draw_reconstructions(reconstruct(model, *batch(model, 3)), tmp_path / "decodes.png")
     assert (tmp_path / "decodes.png").stat().st_size > 0
-    axes = extra("matplotlib.figure", "drawing").Figure().subplots()
+    axes = import_optional("matplotlib.figure", "drawing").Figure().subplots()
     show_objects(axes, torch.stack([torch.ones(1, 2, 2), torch.zeros(1, 2, 2)]))
     red, _, blue = axes.images[0].get_array()[0, 0]
     assert red > blue

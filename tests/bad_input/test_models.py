@@ -5,7 +5,7 @@ import torch
 
 from tests.models.narrow import narrow
 from torchcaps import create_model
-from torchcaps.labels import split_labels
+from torchcaps._core.labels import split_labels
 from torchcaps.models import OptimizerChoice, Recipe, Sabour2017, register
 from torchcaps.routing import Dynamic
 

@@ -15,7 +15,7 @@ ROUTING = '''
 
 from dataclasses import dataclass
 
-from torchcaps.activations import squash
+from torchcaps.functional import squash
 from torchcaps.routing.base import Coefficient, Routing, State
 
 

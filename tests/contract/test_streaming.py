@@ -15,9 +15,10 @@ from torchcaps.capsules import Capsules
 from torchcaps.nn import ConvCapsules, DenseCapsules
 from torchcaps.nn.layers import KERNEL_BYTES, KERNEL_LANES, STORED_BYTES
 from torchcaps.routing import EM, Attention, Dynamic, InvertedAttention, Routing
-from torchcaps.votes import DenseVotes, StreamedVotes, Wiring, native, plan
-from torchcaps.votes.native import library
-from torchcaps.votes.opaque import encode
+from torchcaps.votes import DenseVotes, StreamedVotes, Wiring, cpu
+from torchcaps.votes import dispatch as plan
+from torchcaps.votes.cpu import library
+from torchcaps.votes.custom_ops import encode
 from torchcaps.votes.reductions import BY_NAME
 
 WAYS = {
@@ -35,10 +36,10 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torc
     dtype = WAYS[request.param]
     if request.param.startswith("kernel"):
         assert library(dtype) is not None, "there is no C++ compiler here: the kernel can't be tested"
-        monkeypatch.setattr(native.passes, "WORTH_A_THREAD", 1)  # small as they are, in threads
-        monkeypatch.setattr(native.passes, "MOST_LANES", 16)  # and in chunks
+        monkeypatch.setattr(cpu.kernel, "WORTH_A_THREAD", 1)  # small as they are, in threads
+        monkeypatch.setattr(cpu.kernel, "MOST_LANES", 16)  # and in chunks
     else:
-        monkeypatch.setattr(native.passes, "library", lambda _: None)
+        monkeypatch.setattr(cpu.kernel, "library", lambda _: None)
         monkeypatch.setattr(plan, "PIECE_BYTES", 1 if request.param == "one_slot_pieces" else 2**40)
     return dtype
 
@@ -71,7 +72,7 @@ def test_streamed_equals_stored(case: Case, way: torch.dtype) -> None:
 
 @pytest.mark.parametrize("case", CASES[::7], ids=str)
 def test_the_number_of_threads_changes_nothing_but_rounding(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native.passes, "WORTH_A_THREAD", 1)
+    monkeypatch.setattr(cpu.kernel, "WORTH_A_THREAD", 1)
     found = []
     before = torch.get_num_threads()
     for count in (1, 3):
@@ -112,12 +113,12 @@ def test_what_is_no_plain_tensor_of_one_device_is_left_to_torch() -> None:
 def test_without_a_compiler_the_plain_way_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No compiler, one that fails, one that is switched off, a cache that can't be written: never an error."""
     script = (
-        "import torch; from torchcaps.nn import DenseCapsules; from torchcaps.votes.native import library;"
+        "import torch; from torchcaps.nn import DenseCapsules; from torchcaps.votes.cpu import library;"
         "layer = DenseCapsules(16, 8, 10, 16, routing='dynamic', streamed=True);"
         "print(tuple(layer(torch.randn(2, 16, 8)).pose.shape), library(torch.float32) is not None)"
     )
     broken = tmp_path / "broken"
-    broken.write_text("#!/bin/sh\necho 'passes.cpp:1: error: no' >&2\nexit 1\n")
+    broken.write_text("#!/bin/sh\necho 'kernel.cpp:1: error: no' >&2\nexit 1\n")
     broken.chmod(0o755)
     (tmp_path / "file").write_text("")
     (tmp_path / "odd").write_text("no program")
@@ -211,7 +212,7 @@ def test_auto_stores_small_votes_and_streams_large_ones() -> None:
     for kernel, most in ((True, KERNEL_BYTES), (False, STORED_BYTES)):
         with pytest.MonkeyPatch.context() as patch:
             if not kernel:
-                patch.setattr(native.passes, "library", lambda _: None)
+                patch.setattr(cpu.kernel, "library", lambda _: None)
             for grid in (4, 8):  # 4 and 36 places
                 votes = layer.votes(torch.zeros(1, grid, grid, 4, 16))
                 size = an_image * (grid - 2) ** 2 // 36

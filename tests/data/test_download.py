@@ -15,11 +15,11 @@ import pytest
 
 from tests.data import writers
 from tests.data.server import serving
+from torchcaps._core.files import staging_directory
+from torchcaps._core.progress import track
 from torchcaps.cli import main
 from torchcaps.data import MNIST, DataError, MissingData, create_dataset
 from torchcaps.data.download import download
-from torchcaps.data.progress import tracked
-from torchcaps.data.scratch import scratch
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*it should have")  # the files of these tests are small
 
@@ -72,7 +72,7 @@ def test_many_things_get_a_bar_on_a_terminal_and_nothing_elsewhere(monkeypatch: 
     for kind in (Terminal, io.StringIO):
         said = kind()
         monkeypatch.setattr(sys, "stderr", said)
-        assert list(tracked(range(1000), "counting")) == list(range(1000))
+        assert list(track(range(1000), "counting")) == list(range(1000))
         assert ("counting" in said.getvalue()) == (kind is Terminal)
 
 
@@ -112,8 +112,8 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from torchcaps.data.download import download
-from torchcaps.data.progress import tracked
-from torchcaps.data.scratch import scratch
+from torchcaps._core.progress import track
+from torchcaps._core.files import staging_directory
 download("data.bin", [sys.argv[1] + "/slow/data.bin"], sys.argv[2], Path(sys.argv[3]))
 """
 
@@ -187,8 +187,8 @@ def test_a_folder_that_others_remove_is_made_again(tmp_path: Path, monkeypatch: 
             raise FileNotFoundError(2, "gone")
         return make(*arguments, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("torchcaps.data.scratch.tempfile.mkdtemp", unlucky)
-    with scratch(tmp_path / "new") as own:
+    monkeypatch.setattr("torchcaps._core.files.tempfile.mkdtemp", unlucky)
+    with staging_directory(tmp_path / "new") as own:
         assert own.is_dir()
     assert not own.exists()
 

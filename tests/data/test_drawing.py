@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from torchcaps.analysis.style import new_figure
-from torchcaps.data.drawing import save_figure
+from torchcaps._core.plotting import new_figure, save_figure
 
 
 @pytest.mark.parametrize("ending", [".svg", ".png", ".pdf"])

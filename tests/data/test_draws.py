@@ -7,8 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchcaps.data.draws import Draws, hashed
-from torchcaps.data.order import permuted
+from torchcaps._core.random import CounterRNG, hash64, permute_indices
 
 
 def plain_hash(x: int) -> int:
@@ -22,14 +21,14 @@ def plain_hash(x: int) -> int:
 
 @given(st.integers(-(2**63), 2**63 - 1))
 def test_the_hash_is_splitmix64(number: int) -> None:
-    assert int(hashed(torch.tensor(number))) & (2**64 - 1) == plain_hash(number & (2**64 - 1))
+    assert int(hash64(torch.tensor(number))) & (2**64 - 1) == plain_hash(number & (2**64 - 1))
 
 
 def test_draws_depend_on_seed_epoch_and_index_and_on_nothing_else() -> None:
     index = torch.tensor([3, 1_000_000_007, 5, 59_999_999])
 
     def rows(seed: int, epoch: int, index: torch.Tensor) -> list[list[float]]:
-        draws = Draws(seed, epoch, index)
+        draws = CounterRNG(seed, epoch, index)
         return torch.stack([draws.unit() for _ in range(5)], dim=1).tolist()
 
     together = rows(7, 2, index)
@@ -40,7 +39,7 @@ def test_draws_depend_on_seed_epoch_and_index_and_on_nothing_else() -> None:
 
 
 def test_draws_are_uniform_and_independent() -> None:
-    draws = Draws(0, 0, torch.arange(200_000))
+    draws = CounterRNG(0, 0, torch.arange(200_000))
     first, second = draws.unit(), draws.unit()
     for unit in (first, second):
         assert 0 <= float(unit.min()) < 1e-4
@@ -52,26 +51,26 @@ def test_draws_are_uniform_and_independent() -> None:
 
 
 def test_integers_include_both_ends() -> None:
-    found = Counter(Draws(1, 0, torch.arange(90_000)).integers(-4, 4).tolist())
+    found = Counter(CounterRNG(1, 0, torch.arange(90_000)).integers(-4, 4).tolist())
     assert sorted(found) == list(range(-4, 5))
     assert all(9_600 < count < 10_400 for count in found.values())
     high = torch.tensor([0, 5])
-    assert Draws(1, 0, torch.arange(2)).integers(0, high)[0] == 0
-    assert 0.24 < Draws(2, 0, torch.arange(50_000)).coins(0.25).double().mean() < 0.26
+    assert CounterRNG(1, 0, torch.arange(2)).integers(0, high)[0] == 0
+    assert 0.24 < CounterRNG(2, 0, torch.arange(50_000)).bernoulli(0.25).double().mean() < 0.26
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 3000), st.integers(-(2**62), 2**62), st.integers(0, 1000))
 def test_an_order_has_every_index_once(length: int, seed: int, epoch: int) -> None:
-    order = permuted(torch.arange(length), length, seed, epoch)
+    order = permute_indices(torch.arange(length), length, seed, epoch)
     assert sorted(order.tolist()) == list(range(length))
     some = torch.randperm(length)[:7]
-    assert torch.equal(permuted(some, length, seed, epoch), order[some])
+    assert torch.equal(permute_indices(some, length, seed, epoch), order[some])
 
 
 def test_orders_of_epochs_and_seeds_differ_and_mix() -> None:
     length = 10_000
-    orders = [permuted(torch.arange(length), length, s, e).double() for s, e in ((0, 0), (0, 1), (1, 0))]
+    orders = [permute_indices(torch.arange(length), length, s, e).double() for s, e in ((0, 0), (0, 1), (1, 0))]
     places = torch.arange(length).double()
     for number, order in enumerate(orders):
         for other in [places, *orders[:number]]:
@@ -82,7 +81,7 @@ def test_orders_of_epochs_and_seeds_differ_and_mix() -> None:
 
 
 def test_small_orders_are_all_alike_likely() -> None:
-    found = Counter(tuple(permuted(torch.arange(4), 4, seed, 0).tolist()) for seed in range(4_800))
+    found = Counter(tuple(permute_indices(torch.arange(4), 4, seed, 0).tolist()) for seed in range(4_800))
     assert len(found) == 24
     assert all(130 < count < 275 for count in found.values())
 
@@ -90,11 +89,11 @@ def test_small_orders_are_all_alike_likely() -> None:
 def test_an_order_of_sixty_million_needs_no_table() -> None:
     length = 60_000_000
     positions = torch.tensor([0, 1, 31_415_926, length - 1])
-    index = permuted(positions, length, 0, 0)
+    index = permute_indices(positions, length, 0, 0)
     assert len(set(index.tolist())) == 4
     assert int(index.max()) < length
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 5])
 def test_tiny_orders(length: int) -> None:
-    assert sorted(permuted(torch.arange(length), length, 3, 4).tolist()) == list(range(length))
+    assert sorted(permute_indices(torch.arange(length), length, 3, 4).tolist()) == list(range(length))

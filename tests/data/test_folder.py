@@ -244,7 +244,7 @@ def test_the_cache_is_used_and_made_anew(folder: Path, own_cache: Path, monkeypa
     first = load(folder, size=16, val=0, test=0)
     (kept,) = own_cache.iterdir()
     with monkeypatch.context() as patch:
-        patch.setattr("torchcaps.data.pictures.read_picture", None)  # whoever decodes now, fails
+        patch.setattr("torchcaps.data.images.read_picture", None)  # whoever decodes now, fails
         assert torch.equal(load(folder, size=16, val=0, test=0).images, first.images)
     whole = kept.read_bytes()
     for spoilt in (whole[:1000], b"", b"no archive"):
@@ -266,7 +266,7 @@ def test_the_cache_is_used_and_made_anew(folder: Path, own_cache: Path, monkeypa
 def test_what_could_not_be_read_today_is_not_remembered(
     folder: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from torchcaps.data import pictures
+    from torchcaps.data import images as pictures
 
     read = pictures.read_picture
 
@@ -289,8 +289,8 @@ def test_a_cache_that_can_only_be_read_is_used(folder: Path, own_cache: Path, mo
     def refused(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("torchcaps.data.pictures.os.utime", refused)
-    monkeypatch.setattr("torchcaps.data.pictures.read_picture", None)  # whoever decodes now, fails
+    monkeypatch.setattr("torchcaps.data.images.os.utime", refused)
+    monkeypatch.setattr("torchcaps.data.images.read_picture", None)  # whoever decodes now, fails
     assert torch.equal(load(folder, size=16).images, first.images)
 
 

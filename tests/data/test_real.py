@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from torchcaps.data import ImageSet, create_dataset
-from torchcaps.data.place import data_root
 from torchcaps.data.report import check_files, measure, presence
+from torchcaps.data.storage import data_root
 
 MNIST_TRAIN = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
 MNIST_TEST = [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]

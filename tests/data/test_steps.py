@@ -8,15 +8,15 @@ from scipy import ndimage
 from torch import Tensor
 
 from tests.tolerances import EXACT, SAME, largest_difference, relative_rms
+from torchcaps._core.random import CounterRNG
 from torchcaps.data import ImageSet
 from torchcaps.data.colour import Brightness, Contrast, MeanImage, Normalize, Standardize
-from torchcaps.data.draws import Draws
 from torchcaps.data.geometry import Affine, CenterCrop, Flip, PadTo, RandomCrop, Shift, resampled, turned, windows
-from torchcaps.data.steps import Pixels, Step, pixel_sum
+from torchcaps.data.transforms import Pixels, Step, pixel_sum
 
 
-def draws(count: int, seed: int = 0) -> Draws:
-    return Draws(seed, 0, torch.arange(count))
+def draws(count: int, seed: int = 0) -> CounterRNG:
+    return CounterRNG(seed, 0, torch.arange(count))
 
 
 def test_a_shift_moves_and_brings_in_zeros() -> None:
@@ -75,7 +75,7 @@ def test_padding_reaches_the_size_and_leaves_larger_images_alone() -> None:
 def test_flips_mirror_half_of_the_images() -> None:
     images = torch.rand(1000, 1, 3, 4)
     flipped = Flip()(images, draws(1000))
-    chosen = draws(1000).coins()
+    chosen = draws(1000).bernoulli()
     assert 430 < int(chosen.sum()) < 570
     assert torch.equal(flipped[chosen], images[chosen].flip(-1))
     assert torch.equal(flipped[~chosen], images[~chosen])
@@ -234,14 +234,14 @@ STEPS: list[Step] = [
 def test_an_image_comes_out_the_same_bit_by_bit_whatever_comes_with_it(step: Step) -> None:
     images = torch.rand(130, 1, 9, 11)
     index = torch.randperm(10_000)[:130]
-    together = step(images, Draws(3, 1, index))
+    together = step(images, CounterRNG(3, 1, index))
     for threads in (1, 2):
         torch.set_num_threads(threads)
         for start, end in ((0, 1), (5, 12), (129, 130), (0, 97)):
-            apart = step(images[start:end], Draws(3, 1, index[start:end]))
+            apart = step(images[start:end], CounterRNG(3, 1, index[start:end]))
             assert torch.equal(apart, together[start:end])
     assert together.shape[1:] == step.shape((1, 9, 11))
-    assert not torch.equal(step(images, Draws(4, 1, index)), together) or step in (
+    assert not torch.equal(step(images, CounterRNG(4, 1, index)), together) or step in (
         CenterCrop(5), Normalize((0.5,), (0.2,)), PadTo(12), Pixels(), Standardize(),
     )  # fmt: skip
 

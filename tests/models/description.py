@@ -5,9 +5,9 @@ from typing import Any
 from torch import nn
 
 from torchcaps.models import Network, Recipe
-from torchcaps.models.backbones import BasicBlock
-from torchcaps.models.summary import shortened
+from torchcaps.models.blocks import BasicBlock
 from torchcaps.nn import CapsuleLayer, ConvCapsules, PrimaryCapsules
+from torchcaps.profiling.summary import shortened
 
 
 def describe(model: Network) -> list[str]:

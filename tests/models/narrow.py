@@ -10,7 +10,7 @@ from torch import Tensor
 import torchcaps
 from torchcaps.models import CapsuleSpec, Network, Tsai2020EM
 from torchcaps.models.registry import REGISTRY
-from torchcaps.papers.scale import NARROW
+from torchcaps.reproduce.scales import NARROW
 
 EVERY = pytest.mark.parametrize("name", torchcaps.list_models())
 CAPSULE_MODELS = [name for name in torchcaps.list_models() if isinstance(REGISTRY[name].spec, CapsuleSpec)]

@@ -17,7 +17,7 @@ from tests.models.narrow import EVERY, batch, narrow
 from tests.tolerances import SAME, relative_rms
 from torchcaps.capsules import Capsules
 from torchcaps.models import init
-from torchcaps.models.backbones import BasicBlock
+from torchcaps.models.blocks import BasicBlock
 from torchcaps.models.heads import SharedClassifier
 from torchcaps.nn import squash
 from torchcaps.routing import EM, Dynamic, InvertedAttention, Quadratic, Uniform

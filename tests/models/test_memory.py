@@ -9,8 +9,8 @@ import torch
 
 import torchcaps
 from tests.models.narrow import STRUCTURES, narrow
-from torchcaps.models.heap import Heap
-from torchcaps.models.memory import Births, estimate_memory
+from torchcaps.profiling.heap import Heap
+from torchcaps.profiling.memory import Births, estimate_memory
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 MEBIBYTE = 2**20

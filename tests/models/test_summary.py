@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import torchcaps
 from tests.models.narrow import CAPSULE_MODELS, EVERY, narrow
-from torchcaps.models.summary import Row
+from torchcaps.profiling.summary import Row
 from torchcaps.routing import EM, Dynamic, InvertedAttention
 
 

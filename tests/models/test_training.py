@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from tests.models.narrow import CAPSULE_MODELS, EVERY, batch, narrow
 from torchcaps import create_model
-from torchcaps.labels import split_labels
+from torchcaps._core.labels import split_labels
 from torchcaps.models import Network
 from torchcaps.models.registry import REGISTRY
 from torchcaps.routing import Dynamic, Quadratic

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from torchcaps.papers.parts import Item, Paper
-from torchcaps.papers.plan import Plan, make_plan
-from torchcaps.papers.records import Store
-from torchcaps.papers.work import Bar, work_through
+from torchcaps.reproduce.planner import Plan, make_plan
+from torchcaps.reproduce.runner import Bar, work_through
+from torchcaps.reproduce.schema import Item, Paper
+from torchcaps.reproduce.store import Store
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from tests.models.narrow import narrow
 from torchcaps.capsules import Capsules
 from torchcaps.data import Batch, create_pipeline
 from torchcaps.models import Network
-from torchcaps.papers.context import Context
+from torchcaps.reproduce.context import Context
 from torchcaps.training import RunSpec, Trained
 
 

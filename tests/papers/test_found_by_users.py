@@ -13,14 +13,14 @@ import torch
 
 from torchcaps import create_model
 from torchcaps.analysis.common import require_decoder
-from torchcaps.papers.kept import Kept
-from torchcaps.papers.markdown import item_text
-from torchcaps.papers.parts import Measure
-from torchcaps.papers.plan import make_plan
-from torchcaps.papers.records import Job, Store
 from torchcaps.papers.registry import find_item
-from torchcaps.papers.report import write_report
-from torchcaps.papers.work import Bar, work_through
+from torchcaps.reproduce.kept import Kept
+from torchcaps.reproduce.markdown import item_text
+from torchcaps.reproduce.planner import make_plan
+from torchcaps.reproduce.render import write_report
+from torchcaps.reproduce.runner import Bar, work_through
+from torchcaps.reproduce.schema import Measure
+from torchcaps.reproduce.store import Job, Store
 from torchcaps.training.errors import RunError
 
 COMMAND = (sys.executable, "-m", "torchcaps")
@@ -166,7 +166,7 @@ def test_missing_data_are_fetched_to_where_they_were_looked_for(tmp_path: Path) 
 
 
 def test_the_bar_moves_at_smoke_and_speaks_while_it_measures(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torchcaps.papers import work
+    from torchcaps.reproduce import runner as work
 
     now = SimpleNamespace(value=0.0)
     monkeypatch.setattr(work, "time", SimpleNamespace(monotonic=lambda: now.value))

@@ -9,9 +9,9 @@ import pytest
 
 from tests.papers.conftest import reproduced
 from torchcaps.models.registry import REGISTRY
-from torchcaps.papers.parts import Cell, Item, Measure, Row, Run
-from torchcaps.papers.plan import make_plan
-from torchcaps.papers.records import Job, Store
+from torchcaps.reproduce.planner import make_plan
+from torchcaps.reproduce.schema import Cell, Item, Measure, Row, Run
+from torchcaps.reproduce.store import Job, Store
 from torchcaps.training.errors import RunError
 
 RUN = Run("chen2019_lenet")

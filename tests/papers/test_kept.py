@@ -10,13 +10,13 @@ from torch import Tensor
 
 from tests.papers.conftest import reproduced
 from torchcaps.papers import find_paper
-from torchcaps.papers.context import Context
-from torchcaps.papers.kept import Kept
 from torchcaps.papers.measures import cost
 from torchcaps.papers.measures.geometry import two_domains
 from torchcaps.papers.measures.robustness import gan_images, white_box
 from torchcaps.papers.measures.training import early_training
-from torchcaps.papers.records import Job, Store
+from torchcaps.reproduce.context import Context
+from torchcaps.reproduce.kept import Kept
+from torchcaps.reproduce.store import Job, Store
 from torchcaps.training import Trained, load_run
 
 
@@ -148,7 +148,7 @@ def test_what_was_begun_with_other_options_or_is_broken_is_begun_again(tmp_path:
 def test_it_is_due_once_a_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     now = [100.0]
-    monkeypatch.setattr("torchcaps.papers.kept.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("torchcaps.reproduce.kept.time.monotonic", lambda: now[0])
     kept = Kept(tmp_path / "state.pt", {})
     assert not kept.due
     now[0] += 60

@@ -10,9 +10,9 @@ import torch
 
 import torchcaps
 from tests.tolerances import SAME
-from torchcaps.papers.context import Context
 from torchcaps.papers.measures import cost
 from torchcaps.papers.measures.cost import epoch_seconds, iteration_cost, layer_counts, net_cost, routing_seconds
+from torchcaps.reproduce.context import Context
 from torchcaps.routing import Dynamic, InvertedAttention, Quadratic
 
 CONTEXT = Context("smoke", 0, Path("none"))

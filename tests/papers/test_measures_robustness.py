@@ -11,8 +11,8 @@ from tests.models.narrow import narrow
 from tests.papers.nets import as_trained, given, knowing
 from tests.tolerances import EXACT, largest_difference
 from torchcaps.data import Batch
-from torchcaps.papers.context import Context
 from torchcaps.papers.measures.robustness import black_box, gan_errors, gan_images, white_box
+from torchcaps.reproduce.context import Context
 from torchcaps.training import Trained
 
 SCALES = pytest.mark.parametrize(("augmentation", "scale"), [("", 255), ("chen2019.mnist", 256)])

@@ -10,9 +10,9 @@ from tests.papers.nets import as_trained, given
 from tests.tolerances import SAME
 from torchcaps.papers.measures.starved import class_coefficients, draw_class_coefficients
 from torchcaps.papers.measures.training import coefficients_of
-from torchcaps.papers.parts import Item, Measure
-from torchcaps.papers.records import Job, Store
-from torchcaps.papers.summary import Results
+from torchcaps.reproduce.schema import Item, Measure
+from torchcaps.reproduce.statistics import Results
+from torchcaps.reproduce.store import Job, Store
 from torchcaps.routing import Dynamic
 
 

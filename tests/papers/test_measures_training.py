@@ -14,8 +14,8 @@ from tests.papers.nets import as_trained, knowing
 from tests.tolerances import SAME
 from torchcaps.data import ImageSet
 from torchcaps.models import Network
-from torchcaps.papers.context import Context
 from torchcaps.papers.measures.training import coefficient_signs, early_training, ensemble
+from torchcaps.reproduce.context import Context
 from torchcaps.routing import Quadratic
 
 CLOSE = SAME[torch.float32]

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from torchcaps.papers import find_paper, list_papers
-from torchcaps.papers.parts import Cell, Measure, Parameters, Run
-from torchcaps.papers.summary import n_parameters
+from torchcaps.reproduce.schema import Cell, Measure, Parameters, Run
+from torchcaps.reproduce.statistics import n_parameters
 
 LIST = Path(__file__).with_name("published.txt")
 LINE = re.compile(r"(\w+) (\w+) \| (.+?) \| (.+?) \| ([\d.]+)(M?)(?: ± ([\d.]+))?")

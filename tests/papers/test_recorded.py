@@ -7,9 +7,9 @@ import pytest
 
 from tools import findings
 from torchcaps.papers import list_papers
-from torchcaps.papers.parts import Measure, Run
-from torchcaps.papers.records import Job, Store
-from torchcaps.papers.report import write_report
+from torchcaps.reproduce.render import write_report
+from torchcaps.reproduce.schema import Measure, Run
+from torchcaps.reproduce.store import Job, Store
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDS = ROOT / "results/papers/cpu"

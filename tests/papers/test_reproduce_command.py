@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from torchcaps.cli.main import main
-from torchcaps.papers.parts import Cell, Item, Row, Run
-from torchcaps.papers.plan import jobs_of, make_plan
-from torchcaps.papers.records import Job, Store
 from torchcaps.papers.registry import find_columns, find_item, find_rows
-from torchcaps.papers.work import Bar, work_through
-from torchcaps.training.folder import RunFolder
-from torchcaps.training.record import read_rows
+from torchcaps.reproduce.planner import jobs_of, make_plan
+from torchcaps.reproduce.runner import Bar, work_through
+from torchcaps.reproduce.schema import Cell, Item, Row, Run
+from torchcaps.reproduce.store import Job, Store
+from torchcaps.training.logging import read_rows
+from torchcaps.training.run_dir import RunFolder
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from torchcaps.papers import find_paper, list_papers
-from torchcaps.papers.context import mean_of
-from torchcaps.papers.parts import Measure, Run
-from torchcaps.papers.plan import jobs_of, members_of
-from torchcaps.papers.records import Job, Store
-from torchcaps.papers.scale import digest, run_spec
+from torchcaps.reproduce.context import mean_of
+from torchcaps.reproduce.planner import jobs_of, members_of
+from torchcaps.reproduce.scales import digest, run_spec
+from torchcaps.reproduce.schema import Measure, Run
+from torchcaps.reproduce.store import Job, Store
 from torchcaps.routing import EM, Dynamic, InvertedAttention, Quadratic
-from torchcaps.training.setting import make_network
+from torchcaps.training.setup import make_network
 
 CAPSNET = "CapsNet, {} iteration{}, {}reconstruction"
 

@@ -28,8 +28,8 @@ from torchcaps.models import (
 )
 from torchcaps.models.registry import REGISTRY
 from torchcaps.models.schedules import OneCycle
-from torchcaps.papers.parts import Run
-from torchcaps.papers.scale import NARROW, deciding, run_spec
+from torchcaps.reproduce.scales import NARROW, deciding, run_spec
+from torchcaps.reproduce.schema import Run
 from torchcaps.routing import Dynamic
 
 ARCHITECTURES = {

@@ -6,11 +6,11 @@ import pytest
 from PIL import Image
 
 from tests.papers.conftest import every_item, reproduced
-from torchcaps.papers.outputs import write_item
-from torchcaps.papers.parts import Item, Paper, Parameters, Run
-from torchcaps.papers.plan import make_plan
-from torchcaps.papers.records import Job, Store
-from torchcaps.papers.summary import Results
+from torchcaps.reproduce.outputs import write_item
+from torchcaps.reproduce.planner import make_plan
+from torchcaps.reproduce.schema import Item, Paper, Parameters, Run
+from torchcaps.reproduce.statistics import Results
+from torchcaps.reproduce.store import Job, Store
 
 
 @pytest.mark.parametrize(

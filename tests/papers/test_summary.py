@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 
+from torchcaps._core.serialize import result_from_dict, result_to_dict
 from torchcaps.analysis.alignment import Alignment
 from torchcaps.metrics import wilson_interval
-from torchcaps.papers.held import flat, revived
-from torchcaps.papers.markdown import item_text, ours, published
-from torchcaps.papers.parts import Cell, Claim, Item, Measure, Paper, Parameters, Published, Row, Run
-from torchcaps.papers.records import Job, Store
-from torchcaps.papers.report import write_report
-from torchcaps.papers.scale import digest, run_spec
-from torchcaps.papers.summary import Results, Value
+from torchcaps.reproduce.markdown import item_text, ours, published
+from torchcaps.reproduce.render import write_report
+from torchcaps.reproduce.scales import digest, run_spec
+from torchcaps.reproduce.schema import Cell, Claim, Item, Measure, Paper, Parameters, Published, Row, Run
+from torchcaps.reproduce.statistics import Results, Value
+from torchcaps.reproduce.store import Job, Store
 from torchcaps.routing import Dynamic
 from torchcaps.training import RunError
 
@@ -137,10 +137,10 @@ def test_what_an_analysis_returns_comes_back_from_its_record(tmp_path: Path) -> 
         before_tanh=False,
     )
     store = Store("cpu", tmp_path / "results", tmp_path / "work")
-    store.write_measure(Job(measured("m"), 0), flat(result), 0.0)
+    store.write_measure(Job(measured("m"), 0), result_to_dict(result), 0.0)
     fresh = Store("cpu", tmp_path / "results", tmp_path / "work").record(Job(measured("m"), 0))
     assert fresh is not None
-    back = revived(Alignment, fresh["found"])
+    back = result_from_dict(Alignment, fresh["found"])
     assert back.names == result.names
     assert back.reference == result.reference
     assert torch.equal(back.moved, result.moved)

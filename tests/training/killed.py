@@ -17,9 +17,9 @@ from pathlib import Path
 import torch
 
 from tests.training.own import CHOI, DATA
+from torchcaps._core.optional import import_optional
 from torchcaps.data import create_dataset
 from torchcaps.training import RunSpec, resume, train
-from torchcaps.training.errors import extra
 
 SPEC = RunSpec.of(
     "choi2019_mnist",
@@ -56,7 +56,7 @@ def main() -> None:
     where, kills = Path(sys.argv[1]), int(sys.argv[2])
     torch.set_num_threads(1)
     for module in ("lightning_fabric", "matplotlib.figure", "matplotlib.backends.backend_agg", "PIL.Image"):
-        extra(module, "training")
+        import_optional(module, "training")
     create_dataset("digits")
     start = time.monotonic()
     assert os.waitpid(forked(where / "whole"), 0)[1] == 0

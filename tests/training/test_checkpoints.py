@@ -13,8 +13,8 @@ from tests.training.test_loop import last, same, small
 from torchcaps.models.recipe import OptimizerChoice
 from torchcaps.training import CheckpointError, resume, train
 from torchcaps.training.checkpoint import read_checkpoint, write_checkpoint
-from torchcaps.training.folder import RunFolder
-from torchcaps.training.loading import load_run
+from torchcaps.training.inference import load_run
+from torchcaps.training.run_dir import RunFolder
 
 
 def broken_files(good: Path) -> dict[str, bytes]:

@@ -9,16 +9,16 @@ import torch
 
 from tests.tolerances import SAME, relative_rms
 from tests.training.own import CHOI, DATA, MODEL
+from torchcaps._core.random import step_seed
 from torchcaps.data import Loader
 from torchcaps.models import LossChoice, OptimizerChoice
 from torchcaps.models.schedules import Exponential, Inverse, Milestones, OneCycle, Product, Schedule, TimeDecay
 from torchcaps.training import Diverged, Result, RunError, RunSpec, train
-from torchcaps.training.chance import step_seed
 from torchcaps.training.checkpoint import Checkpoint, read_checkpoint
-from torchcaps.training.loading import load_run
-from torchcaps.training.loop import Training
-from torchcaps.training.record import read_rows
-from torchcaps.training.setting import make_network, open_images
+from torchcaps.training.inference import load_run
+from torchcaps.training.logging import read_rows
+from torchcaps.training.setup import make_network, open_images
+from torchcaps.training.trainer import Training
 
 
 def small(model: str = MODEL, **changes: Any) -> RunSpec:

@@ -11,7 +11,7 @@ from tests.training.test_loop import small
 from torchcaps.data import Loader, create_dataset
 from torchcaps.metrics import exact_set_match, top_k_set_match, wilson_interval
 from torchcaps.training import train
-from torchcaps.training.measure import Tally, evaluate
+from torchcaps.training.evaluation import Tally, evaluate
 
 
 def test_wilsons_interval_holds_at_the_ends() -> None:

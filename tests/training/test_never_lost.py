@@ -18,10 +18,10 @@ from torchcaps.models.schedules import OneCycle
 from torchcaps.training import RunError, RunStopped, resume, train
 from torchcaps.training.checkpoint import read_checkpoint
 from torchcaps.training.display import Display
-from torchcaps.training.folder import RunFolder
-from torchcaps.training.loading import load_run
-from torchcaps.training.loop import Training
-from torchcaps.training.record import read_rows
+from torchcaps.training.inference import load_run
+from torchcaps.training.logging import read_rows
+from torchcaps.training.run_dir import RunFolder
+from torchcaps.training.trainer import Training
 
 ROOT = Path(__file__).resolve().parents[2]
 

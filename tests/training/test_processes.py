@@ -12,7 +12,7 @@ import torch
 
 from tests.tolerances import SAME, relative_rms
 from torchcaps.training.checkpoint import read_checkpoint
-from torchcaps.training.record import read_rows
+from torchcaps.training.logging import read_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "-m", "torchcaps"]

@@ -20,8 +20,8 @@ from torchcaps.cli.train import train_help
 from torchcaps.models.schedules import Exponential, OneCycle
 from torchcaps.routing import EM, Dynamic
 from torchcaps.training import RunSpec, Trained, load_run, train
-from torchcaps.training.loop import Training
-from torchcaps.training.record import read_rows
+from torchcaps.training.logging import read_rows
+from torchcaps.training.trainer import Training
 
 ROOT = Path(__file__).resolve().parents[2]
 FEW = ["--data", DATA, "--batch-size", "16", "--threads", "1"]

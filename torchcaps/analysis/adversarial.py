@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from torchcaps._core.labels import as_multi_hot, split_labels
 from torchcaps.analysis.common import Progress, evaluating
-from torchcaps.labels import as_multi_hot, split_labels
 from torchcaps.models import Network
 
 __all__ = ["Limit", "LossName", "bim", "fgsm", "frozen", "label_sets", "pgd"]

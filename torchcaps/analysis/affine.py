@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from torchcaps._core.plotting import COLORS, MARKERS, new_figure, save_figure, style_axes
+from torchcaps._core.registry import check_name
 from torchcaps.analysis.common import Progress, outputs
-from torchcaps.analysis.style import COLOURS, MARKERS, new_figure, save, tidy
 from torchcaps.data.geometry import resampled, turned
-from torchcaps.fields import known_name
 from torchcaps.metrics import wilson_interval
 from torchcaps.models import Network
 from torchcaps.models.judging import is_right
@@ -121,7 +121,7 @@ def transformed(images: Tensor, kind: str, amount: float) -> Tensor:
     """
     if not math.isfinite(amount):
         raise ValueError(f"the amount of {kind!r} must be a finite number, got {amount}")
-    return KINDS[known_name(kind, KINDS, "kind")](images, amount)
+    return KINDS[check_name(kind, KINDS, "kind")](images, amount)
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ def affine_sweep(
     """
     amounts = amounts or {}
     for kind in (*kinds, *amounts):
-        known_name(kind, KINDS, "kind")
+        check_name(kind, KINDS, "kind")
     for kind in amounts:
         if kind not in kinds:
             raise ValueError(f"amounts must be of the kinds that are asked for, {tuple(kinds)}, got some of {kind!r}")
@@ -240,22 +240,22 @@ def draw_affine(results: Mapping[str, AffineSweep], out: Path | str, title: str 
             axes.set_axis_off()
             continue
         for number, (label, sweep) in enumerate(results.items()):
-            style = number % len(COLOURS)
+            style = number % len(COLORS)
             order = sorted(range(len(sweep.amounts[n])), key=sweep.amounts[n].__getitem__)
             amounts, accuracy, low, high = (
                 [values[n][place] for place in order]
                 for values in (sweep.amounts, sweep.accuracy, sweep.low, sweep.high)
             )
             percent = [100 * value for value in accuracy]
-            axes.plot(amounts, percent, color=COLOURS[style], marker=MARKERS[style], markersize=4, label=label)
+            axes.plot(amounts, percent, color=COLORS[style], marker=MARKERS[style], markersize=4, label=label)
             bounds = ([100 * value for value in side] for side in (low, high))
-            axes.fill_between(amounts, *bounds, color=COLOURS[style], alpha=0.2, linewidth=0)
+            axes.fill_between(amounts, *bounds, color=COLORS[style], alpha=0.2, linewidth=0)
         name, unit = AXES[kinds[n]]
-        tidy(axes, name, unit, "accuracy, %" if n % columns == 0 else "")
+        style_axes(axes, name, unit, "accuracy, %" if n % columns == 0 else "")
         axes.set_ylim(-2, 102)
     if len(results) > 1:
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=min(3, len(labels)), frameon=False)
     if title:
         figure.suptitle(title, fontsize=11)
-    save(figure, out)
+    save_figure(figure, out)

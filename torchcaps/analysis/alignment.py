@@ -10,10 +10,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from torchcaps._core.labels import split_labels
+from torchcaps._core.plotting import COLORS, new_figure, save_figure, style_axes
 from torchcaps.analysis.affine import transformed
 from torchcaps.analysis.common import Progress, outputs, require_capsules
-from torchcaps.analysis.style import COLOURS, new_figure, save, tidy
-from torchcaps.labels import split_labels
 from torchcaps.models import Network
 from torchcaps.nn import CapsuleLayer
 from torchcaps.routing import Attention
@@ -255,7 +255,7 @@ def draw_cosines(result: Alignment, out: Path | str, title: str = "") -> None:
         values,
         bins=[(step - 10) / 10 for step in range(21)],
         stacked=True,
-        color=COLOURS[:3],
+        color=COLORS[:3],
         label=["rotation", "x shift", "y shift"],
         edgecolor="white",
         linewidth=0.5,
@@ -263,10 +263,10 @@ def draw_cosines(result: Alignment, out: Path | str, title: str = "") -> None:
     for group, hatch in zip(groups, ("", "////", "...."), strict=True):
         for bar in group:
             bar.set_hatch(hatch)
-    tidy(axes, title, "cosine between the directions of + and −", "number of cases")
+    style_axes(axes, title, "cosine between the directions of + and −", "number of cases")
     axes.set_xlim(-1, 1)
     figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
-    save(figure, out)
+    save_figure(figure, out)
 
 
 def draw_alignment(result: Alignment, out: Path | str, title: str = "", classes: Sequence[str] | None = None) -> None:
@@ -302,4 +302,4 @@ def draw_alignment(result: Alignment, out: Path | str, title: str = "", classes:
     axes.set_xlabel(caption, fontsize=8, labelpad=8)
     axes.set_title(title or "alignment ratio", fontsize=10)
     figure.colorbar(picture, ax=axes, fraction=0.05, pad=0.02)
-    save(figure, out)
+    save_figure(figure, out)

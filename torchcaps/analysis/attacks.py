@@ -8,9 +8,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from torchcaps._core.plotting import COLORS, new_figure, save_figure, show_image, style_axes
 from torchcaps.analysis.adversarial import Limit, LossName, bim, fgsm, label_sets, pgd
 from torchcaps.analysis.common import Progress, outputs
-from torchcaps.analysis.style import COLOURS, new_figure, save, show_image, tidy
 from torchcaps.models import Network
 from torchcaps.models.judging import is_right
 
@@ -154,11 +154,11 @@ def draw_attack(results: Mapping[str, AttackResult], out: Path | str, title: str
     places = torch.arange(len(results)).numpy()
     for offset, name, colour, shares in (
         (-0.2, "clean", "#bbbbbb", [result.clean_accuracy for result in results.values()]),
-        (0.2, "attacked", COLOURS[1], [result.accuracy for result in results.values()]),
+        (0.2, "attacked", COLORS[1], [result.accuracy for result in results.values()]),
     ):
         bars = accuracy.barh(places + offset, [100 * share for share in shares], 0.38, label=name, color=colour)
         accuracy.bar_label(bars, fmt="%.1f", fontsize=7, padding=2)
-    tidy(accuracy, x="accuracy, %")
+    style_axes(accuracy, x="accuracy, %")
     accuracy.set_yticks(places, [_flagged(name, result) for name, result in results.items()], fontsize=8)
     accuracy.set_ylim(len(results) - 0.45, -0.55)  # the first on top
     accuracy.set_xlim(0, 112)
@@ -171,7 +171,7 @@ def draw_attack(results: Mapping[str, AttackResult], out: Path | str, title: str
         for column, (before, after) in enumerate(zip(first.before, first.after, strict=True)):
             show_image(grid[0, column], before)
             show_image(grid[1, column], after)
-    save(figure, out)
+    save_figure(figure, out)
 
 
 def _flagged(name: str, result: AttackResult) -> str:
@@ -186,7 +186,7 @@ def _draw_predicted(axes: Any, results: Mapping[str, AttackResult]) -> None:
         n_classes = len(result.predicted)
         places = torch.arange(n_classes) + (number - (len(results) - 1) / 2) * width
         shares = 100 * result.predicted / result.n_images
-        style = {"color": COLOURS[number % len(COLOURS)], "hatch": HATCHES[number % len(HATCHES)]}
+        style = {"color": COLORS[number % len(COLORS)], "hatch": HATCHES[number % len(HATCHES)]}
         axes.bar(places.numpy(), shares.numpy(), width, label=name, edgecolor="white", linewidth=0.4, **style)
         if number == 0:
             true = (100 * result.true / result.n_images).numpy()
@@ -194,6 +194,6 @@ def _draw_predicted(axes: Any, results: Mapping[str, AttackResult]) -> None:
             axes.hlines(true, ends - 0.45, ends + 0.45, color="black", linewidth=1.2, label="true")
             if n_classes <= 20:
                 axes.set_xticks(ends)
-    tidy(axes, x="class predicted after the attack", y="of the images, %")
+    style_axes(axes, x="class predicted after the attack", y="of the images, %")
     columns = 2 if max(map(len, results)) > 16 else 4
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=columns, fontsize=8, frameon=False)

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchcaps._core.plotting import COLORS, MARKERS, new_figure, save_figure, show_image, style_axes
 from torchcaps.analysis.common import Progress, evaluating, require_capsules
 from torchcaps.analysis.perturbation import first_labels
 from torchcaps.analysis.reconstruction import mixed
-from torchcaps.analysis.style import COLOURS, MARKERS, new_figure, save, show_image, tidy
 from torchcaps.capsules import Capsules
 from torchcaps.metrics import coupling_entropy
 from torchcaps.models import CapsuleNetwork, Output
@@ -317,7 +317,7 @@ def draw_couplings(
         _draw_entropy(right.subplots(), result, known)
     else:
         _draw_entropy(figure.subplots(), result, known)
-    save(figure, out)
+    save_figure(figure, out)
 
 
 def _draw_maps(figure: Any, result: CouplingMaps, layer: LayerCouplings, n: int, classes: Sequence[str] | None) -> None:
@@ -371,7 +371,7 @@ def _draw_entropy(axes: Any, result: CouplingMaps, known: bool) -> None:
             continue
         mean, around = layer.entropy.mean(0), layer.entropy.std(0, correction=0)
         lowest, most = min(lowest, float((mean - around).min())), max(most, len(mean))
-        colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+        colour, marker = COLORS[number % len(COLORS)], MARKERS[number % len(MARKERS)]
         style = {"color": colour, "marker": marker, "capsize": 3, "label": f"{layer.name} ({float(mean[-1]):.4f})"}
         axes.errorbar(range(1, len(mean) + 1), mean.tolist(), around.tolist(), **style)
     lines = [f"{', '.join(names)}: {why}" for why, names in reasons.items()]
@@ -382,7 +382,7 @@ def _draw_entropy(axes: Any, result: CouplingMaps, known: bool) -> None:
         axes.set_axis_off()
         axes.text(0.5, 0.5, words, transform=axes.transAxes, fontsize=8, ha="center", va="center")
         return
-    tidy(axes, "", "iteration", "entropy (1: even, 0: one gets all)")
+    style_axes(axes, "", "iteration", "entropy (1: even, 0: one gets all)")
     axes.set_title(words, fontsize=8)
     room = 1 - lowest
     axes.set_ylim(lowest - 0.1 * room, 1 + 0.05 * room)

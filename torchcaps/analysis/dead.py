@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchcaps._core.plotting import COLORS, MARKERS, new_figure, save_figure, style_axes
 from torchcaps.analysis.common import Progress, require_capsules
 from torchcaps.analysis.couplings import routed
-from torchcaps.analysis.style import COLOURS, MARKERS, new_figure, save, tidy
 from torchcaps.capsules import Capsules
 from torchcaps.models import CapsuleNetwork
 from torchcaps.nn.activations import CapsuleActivation, ExpSquash, Squash
@@ -168,12 +168,12 @@ def draw_dead(result: DeadCapsules, out: Path | str, title: str = "") -> None:
     """Draw the share of dead capsules of each layer, and how awake its capsules get at most."""
     figure = new_figure(9.0, max(3.2, 1.5 + 0.5 * len(result.layers)))
     bars, curves = figure.subplots(1, 2)
-    tidy(bars, f"never over {result.threshold:g} on {result.n_images:,} images", "dead, %")
-    tidy(curves, "how awake capsules get", "most on any image", "capsules that get no further, %")
+    style_axes(bars, f"never over {result.threshold:g} on {result.n_images:,} images", "dead, %")
+    style_axes(curves, "how awake capsules get", "most on any image", "capsules that get no further, %")
     known = [layer for layer in result.layers if layer.peak is not None]
     ticks = []
     for row, layer in enumerate(result.layers):
-        colour = COLOURS[row % len(COLOURS)]
+        colour = COLORS[row % len(COLORS)]
         if layer.peak is None:
             ticks.append(layer.name)
             words = textwrap.fill(f"not measured: {layer.why}", 52)
@@ -211,4 +211,4 @@ def draw_dead(result: DeadCapsules, out: Path | str, title: str = "") -> None:
     curves.legend(fontsize=8, edgecolor="none", framealpha=0.9)
     if title:
         figure.suptitle(title, fontsize=11)
-    save(figure, out)
+    save_figure(figure, out)

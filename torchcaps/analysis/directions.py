@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from torchcaps._core.plotting import COLORS, MARKERS, new_figure, save_figure, style_axes
 from torchcaps.analysis.alignment import DEGREES, PIXELS, alignment_ratio, capsule_moves, side_cosines
 from torchcaps.analysis.common import Progress
-from torchcaps.analysis.style import COLOURS, MARKERS, new_figure, save, tidy
 from torchcaps.models import Network
 
 __all__ = ["Directions", "directions", "draw_directions"]
@@ -116,7 +116,7 @@ def draw_directions(result: Directions, out: Path | str, title: str = "", classe
         axes.plot(*points.T.tolist(), color="#999999", linewidth=1)
         sides = (("+", slice(middle + 1, None), -1), ("−", slice(None, middle), 0))
         for style, (sign, part, end) in enumerate(sides):
-            colour = COLOURS[style]
+            colour = COLORS[style]
             axes.plot(*points[part].T.tolist(), linestyle="", color=colour, marker=MARKERS[style], label=f"{sign} side")
             unit = "°" if result.names[number] == "rotation" else " px"
             side = points[part] if end else points[part].flip(0)  # outwards
@@ -135,7 +135,7 @@ def draw_directions(result: Directions, out: Path | str, title: str = "", classe
         label = result.labels[number]
         name = label if classes is None else classes[label]
         share = f"class {name}, {kind}; {100 * result.shown[number]:.0f} % lies in the plane"
-        tidy(axes, f"cos = {cosine}\n{share}")
+        style_axes(axes, f"cos = {cosine}\n{share}")
         axes.set_aspect("equal", adjustable="datalim")
         axes.margins(0.15)
         axes.tick_params(labelbottom=False, labelleft=False, length=0)
@@ -143,4 +143,4 @@ def draw_directions(result: Directions, out: Path | str, title: str = "", classe
     figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     if title:
         figure.suptitle(title, fontsize=11)
-    save(figure, out)
+    save_figure(figure, out)

@@ -10,13 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from torchcaps._core.labels import check_class_indices
+from torchcaps._core.plotting import COLORS, MARKERS, new_figure, save_figure, show_image, style_axes
+from torchcaps._core.random import hash64, permute_indices
 from torchcaps.analysis.acgan import LATENT, SIDE, Discriminator, Generator
 from torchcaps.analysis.attacks import judge
 from torchcaps.analysis.common import Keep, Progress
-from torchcaps.analysis.style import COLOURS, MARKERS, new_figure, save, show_image, tidy
-from torchcaps.data.draws import hashed
-from torchcaps.data.order import permuted
-from torchcaps.labels import check_class_numbers
 from torchcaps.models import Network
 
 __all__ = ["GAN", "Generalisation", "draw_generalisation", "draw_generated", "generalisation", "train_acgan"]
@@ -148,7 +147,7 @@ def _noise(n: int, generator: torch.Generator | None = None) -> Tensor:
 
 def _step_seed(seed: int, epoch: int, step: int) -> int:
     """Return a seed that is a function of the place in the training, so that nothing else has to be kept."""
-    return int(hashed(hashed(hashed(torch.tensor(seed)) + epoch) + step)) & (2**63 - 1)
+    return int(hash64(hash64(hash64(torch.tensor(seed)) + epoch) + step)) & (2**63 - 1)
 
 
 def train_acgan(
@@ -185,7 +184,7 @@ def train_acgan(
     Deviation: the images are shuffled, where the example takes them in the order of the file.
     """
     _check_images(images, classes)
-    labels = check_class_numbers(labels, classes)
+    labels = check_class_indices(labels, classes)
     if labels.shape != images.shape[:1]:
         raise ValueError(f"labels must be one for each of {len(images)} images, got {list(labels.shape)}")
     if not 1 <= batch_size <= len(images):
@@ -199,7 +198,7 @@ def train_acgan(
     for epoch in range(gan.epochs, epochs):
         for step in range(gan.steps, len(images) // batch_size):
             places = torch.arange(step * batch_size, (step + 1) * batch_size)
-            index = permuted(places, len(images), seed, epoch)
+            index = permute_indices(places, len(images), seed, epoch)
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(_step_seed(seed, epoch, step))
                 losses = gan.step(images[index].float() * 2 - 1, labels[index])
@@ -299,7 +298,7 @@ def draw_generated(
         axes.set_xticks([(width + 1) * column + width / 2 for column in range(n_classes)], range(n_classes))
         axes.tick_params(length=0, labelsize=8)
         axes.set_ylabel(name, fontsize=9)
-    save(figure, out)
+    save_figure(figure, out)
 
 
 def draw_generalisation(results: Mapping[int, Generalisation], out: Path | str, title: str = "") -> None:
@@ -314,7 +313,7 @@ def draw_generalisation(results: Mapping[int, Generalisation], out: Path | str, 
     epochs = sorted(results)
     for number, name in enumerate(names):
         errors = [results[epoch].errors[number] for epoch in epochs]
-        style = {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
+        style = {"color": COLORS[number % len(COLORS)], "marker": MARKERS[number % len(MARKERS)]}
         axes.plot(epochs, errors, label=name, linestyle=DASHES[number % len(DASHES)], **style)
     least = min(100 / result.n_images for result in results.values())
     axes.set_yscale("symlog", linthresh=least, linscale=0.4)  # errors fall by powers of ten, and to none at all
@@ -323,6 +322,6 @@ def draw_generalisation(results: Mapping[int, Generalisation], out: Path | str, 
     axes.set_ylim(-least / 2, 100)
     axes.minorticks_off()
     axes.set_xticks(epochs)
-    tidy(axes, title, x="epochs that the GAN was trained for", y="error on its images, %")
+    style_axes(axes, title, x="epochs that the GAN was trained for", y="error on its images, %")
     axes.legend(frameon=False, fontsize=9, handlelength=3)
-    save(figure, out)
+    save_figure(figure, out)

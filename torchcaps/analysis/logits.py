@@ -12,9 +12,9 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from torchcaps._core.plotting import COLORS, MARKERS, new_figure, save_figure, style_axes
+from torchcaps._core.registry import check_name
 from torchcaps.analysis.common import Progress, outputs, require_capsules
-from torchcaps.analysis.style import COLOURS, MARKERS, new_figure, save, tidy
-from torchcaps.fields import known_name
 from torchcaps.models import CapsuleNetwork, Network
 from torchcaps.nn import CapsuleLayer
 from torchcaps.routing import Routing, Trace
@@ -144,7 +144,7 @@ def _chosen(layers: dict[str, CapsuleLayer], layer: str | int | None, model: str
         if not -len(layers) <= layer < len(layers):
             raise ValueError(f"layer must lie in 0..{len(layers) - 1}, got {layer}")
         layer = list(layers)[layer]
-    name = known_name(layer, layers, "layer")
+    name = check_name(layer, layers, "layer")
     if not _iterates(layers[name].routing):
         routing = type(layers[name].routing).__name__
         raise ValueError(f"layer {name!r} has {routing} routing, which goes through the votes once: no logits change")
@@ -203,7 +203,7 @@ def draw_logit_change(results: Mapping[str, LogitChange], out: Path | str, title
             axes.plot(
                 range(1, len(values) + 1),
                 [value if value > 0 else float("nan") for value in values],  # what has settled has no logarithm
-                color=COLOURS[number % len(COLOURS)],
+                color=COLORS[number % len(COLORS)],
                 marker=MARKERS[number % len(MARKERS)],
                 linestyle=DASHES[place % len(DASHES)],
                 markersize=5,
@@ -216,7 +216,7 @@ def draw_logit_change(results: Mapping[str, LogitChange], out: Path | str, title
             ends = values[values > 0].log10()
             low, high = math.floor(float(ends.min())), math.ceil(float(ends.max()))
             axes.set_ylim(10.0**low, 10.0 ** max(high, low + 1))
-        tidy(axes, what, "routing iteration", "mean change" if field == "change" else "")
+        style_axes(axes, what, "routing iteration", "mean change" if field == "change" else "")
         longest = max(result.change.shape[1] for result in results.values())
         axes.set_xticks(range(1, longest + 1))
         axes.set_xlim(0.7, longest + 0.3)
@@ -225,4 +225,4 @@ def draw_logit_change(results: Mapping[str, LogitChange], out: Path | str, title
         figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=8)
     if title:
         figure.suptitle(title, fontsize=11)
-    save(figure, out)
+    save_figure(figure, out)

@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from torchcaps._core.labels import check_class_indices, split_labels
+from torchcaps._core.plotting import new_figure, save_figure, show_image
 from torchcaps.analysis.common import Progress, evaluating, outputs, require_decoder
-from torchcaps.analysis.style import new_figure, save, show_image
-from torchcaps.labels import check_class_numbers, split_labels
 from torchcaps.models import CapsuleNetwork
 
 __all__ = ["AMOUNTS", "Perturbation", "draw_perturbation", "first_labels", "perturb"]
@@ -96,7 +96,7 @@ def first_labels(model: CapsuleNetwork, labels: Tensor, n_images: int) -> Tensor
         found = list(labels.shape) if isinstance(labels, Tensor) else type(labels).__name__
         raise ValueError(f"labels must be one for each of {n_images} images, got {found}")
     if labels.dim() == 1:
-        return check_class_numbers(labels, model.spec.classes)
+        return check_class_indices(labels, model.spec.classes)
     if model.n_objects is None:  # any number of classes: the lowest that is there
         return labels.to(torch.uint8).argmax(1)
     numbers = split_labels(labels, model.spec.classes, model.n_objects)[0]
@@ -176,4 +176,4 @@ def draw_perturbation(
             if row == 0:
                 amount = float(result.amounts[column])
                 axes.set_title(f"{amount:+.2f}" if abs(amount) > 1e-6 else "0", fontsize=8, pad=3)
-    save(figure, out)
+    save_figure(figure, out)

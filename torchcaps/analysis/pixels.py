@@ -5,9 +5,9 @@ import dataclasses
 import torch
 from torch import Tensor, nn
 
+from torchcaps._core.random import CounterRNG
 from torchcaps.data import Pipeline, Pixels
-from torchcaps.data.draws import Draws
-from torchcaps.data.steps import Shape
+from torchcaps.data.transforms import Shape
 from torchcaps.models import Network, Output
 
 __all__ = ["PixelNetwork"]
@@ -48,7 +48,7 @@ class PixelNetwork(Network):
         """Make an `Output` of pixels in 0..1."""
         if self.factor != 1:
             images = images * self.factor
-        draws = Draws(0, 0, torch.arange(len(images)))
+        draws = CounterRNG(0, 0, torch.arange(len(images)))
         for step in self.steps:
             images = step(images, draws)
         return self.model(images, labels, trace)

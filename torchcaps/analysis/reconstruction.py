@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchcaps._core.labels import split_labels
+from torchcaps._core.plotting import new_figure, overlay_two_colors, save_figure, show_image
 from torchcaps.analysis.common import Progress, evaluating, outputs, require_decoder
-from torchcaps.analysis.style import new_figure, save, show_image
-from torchcaps.data.drawing import two_colours
-from torchcaps.labels import split_labels
 from torchcaps.models import CapsuleNetwork
 from torchcaps.models.heads import SharedClassifier
 
@@ -132,7 +131,7 @@ def mixed(labels: Tensor, which: Tensor) -> list[int]:
 def show_objects(axes: Any, image: Tensor) -> None:
     """Show an image ``[C, H, W]``, or two objects ``[2, C, H, W]`` over each other in two colours."""
     if image.dim() == 4:
-        image = two_colours(image[0], image[1]) if len(image) > 1 else image[0]
+        image = overlay_two_colors(image[0], image[1]) if len(image) > 1 else image[0]
     show_image(axes, image)
 
 
@@ -185,7 +184,7 @@ def draw_reconstructions(
             for line, picture in enumerate((result.images[place], decoded)):
                 box = (x / width, 1 - (top + side * (line + 1)) / height, 0.94 * side / width, 0.94 * side / height)
                 show_objects(figure.add_axes(box), picture)
-    save(figure, out)
+    save_figure(figure, out)
 
 
 def _told(numbers: Tensor) -> str:

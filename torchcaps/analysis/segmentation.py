@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchcaps._core.plotting import new_figure, save_figure
 from torchcaps.analysis.common import Progress, outputs, require_decoder
 from torchcaps.analysis.reconstruction import mixed, reconstruct, show_objects
-from torchcaps.analysis.style import new_figure, save
 from torchcaps.models import CapsuleNetwork
 
 __all__ = ["Segmentation", "draw_segmentation", "intersection_over_union", "segment"]
@@ -225,7 +225,7 @@ def _draw_groups(
                 box = (x / width, 1 - y / height, 0.94 * side / width, 0.94 * side / height)
                 show_objects(figure.add_axes(box), picture)
         top += size
-    save(figure, out)
+    save_figure(figure, out)
 
 
 def _pair(numbers: list[int]) -> str:

@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from torchcaps._core.labels import check_class_indices
+from torchcaps._core.plotting import COLORS, MARKERS, new_figure, save_figure, style_axes
+from torchcaps._core.random import permute_indices
 from torchcaps.analysis.adversarial import Limit, frozen
 from torchcaps.analysis.attacks import judge
 from torchcaps.analysis.common import Keep, Progress
-from torchcaps.analysis.style import COLOURS, MARKERS, new_figure, save, tidy
-from torchcaps.data.order import permuted
-from torchcaps.labels import check_class_numbers
 from torchcaps.models import Network
 
 __all__ = ["PerturbationGenerator", "Universal", "draw_universal", "draw_universal_sizes", "train_universal"]
@@ -186,7 +186,7 @@ def train_universal(
         done, steps, accuracies = state["done"], list(state["steps"]), list(state["accuracies"])
     for step in range(done, iterations):
         places = torch.arange(batch_size) + step % n_batches * batch_size
-        index = permuted(places, len(images), seed, step // n_batches)
+        index = permute_indices(places, len(images), seed, step // n_batches)
         wrong = (labels[index] + torch.randint(1, n_classes, (batch_size,), generator=chance)) % n_classes
         noise = torch.rand(batch_size, LATENT, generator=chance)
         with frozen(model):
@@ -235,7 +235,7 @@ def _check(model: Network, images: Tensor, test_images: Tensor, eps: float, low:
 
 
 def _check_labels(model: Network, labels: Tensor, images: Tensor, name: str) -> Tensor:
-    labels = check_class_numbers(labels, model.spec.classes, name)
+    labels = check_class_indices(labels, model.spec.classes, name)
     if labels.shape != images.shape[:1]:
         raise ValueError(f"{name} must be one for each of {len(images)} images, got {list(labels.shape)}")
     return labels
@@ -250,18 +250,18 @@ def draw_universal(results: Mapping[str, Universal], out: Path | str, title: str
     upper, lower = figure.subfigures(2, 1, height_ratios=(3.4, 2.2))
     axes = upper.subplots()
     for number, (name, result) in enumerate(results.items()):
-        colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+        colour, marker = COLORS[number % len(COLORS)], MARKERS[number % len(MARKERS)]
         shares = [100 * share for share in result.accuracy]
         axes.plot(result.iterations, shares, color=colour, marker=marker, markersize=4, label=name)
         noise = 100 * result.random_noise_accuracy
         axes.axhline(noise, color=colour, linestyle=(0, (1 + number, 2)), linewidth=1, label=f"{name}, random signs")
-    tidy(axes, x="iterations of the generator", y="accuracy, %")
+    style_axes(axes, x="iterations of the generator", y="accuracy, %")
     least = 100 * min(min(result.accuracy) for result in results.values())
     axes.set_ylim(0 if least < 60 else least - 2, 103 if least < 60 else 100.5)  # small drops are to be seen, too
     axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
     for axes, (name, result) in zip(lower.subplots(1, len(results), squeeze=False)[0], results.items(), strict=True):
         _show_change(axes, result, name)
-    save(figure, out)
+    save_figure(figure, out)
 
 
 def draw_universal_sizes(results: Mapping[str, Mapping[str, Universal]], out: Path | str, title: str = "") -> None:
@@ -276,11 +276,11 @@ def draw_universal_sizes(results: Mapping[str, Mapping[str, Universal]], out: Pa
     panels = upper.subplots(1, len(results), sharey=True, squeeze=False)[0]
     for axes, (name, sizes) in zip(panels, results.items(), strict=True):
         for number, (size, result) in enumerate(sizes.items()):
-            colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+            colour, marker = COLORS[number % len(COLORS)], MARKERS[number % len(MARKERS)]
             shares = [100 * share for share in result.accuracy]
             axes.plot(result.iterations, shares, color=colour, marker=marker, markersize=4, label=size)
             axes.axhline(100 * result.random_noise_accuracy, color=colour, linestyle=":", linewidth=1.2)
-        tidy(axes, name, "iterations of the generator", "accuracy, %" if axes is panels[0] else "")
+        style_axes(axes, name, "iterations of the generator", "accuracy, %" if axes is panels[0] else "")
         axes.set_ylim(0, 103)
         axes.xaxis.get_major_locator().set_params(integer=True)
     panels[0].plot([], [], color="0.3", linestyle=":", linewidth=1.2, label="random signs")
@@ -295,7 +295,7 @@ def draw_universal_sizes(results: Mapping[str, Mapping[str, Universal]], out: Pa
         for axes, (size, result) in zip(grid, sizes.items(), strict=False):
             _show_change(axes, result, "")
             axes.set_title(size, fontsize=8)
-    save(figure, out)
+    save_figure(figure, out)
 
 
 def _show_change(axes: Any, result: Universal, name: str) -> None:

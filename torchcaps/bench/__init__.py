@@ -1,7 +1,7 @@
 """How fast layers and models are: beside the usual way to write them, and beside what their arithmetic costs."""
 
 from torchcaps.bench.cases import CASES, Case
-from torchcaps.bench.explicit import make_explicit
-from torchcaps.bench.measure import compare, matmul_rate, measure_case
+from torchcaps.bench.naive import make_explicit
+from torchcaps.bench.timing import compare, matmul_rate, measure_case
 
 __all__ = ["CASES", "Case", "compare", "make_explicit", "matmul_rate", "measure_case"]

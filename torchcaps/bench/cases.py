@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from torchcaps.bench.explicit import make_explicit
+from torchcaps.bench.naive import make_explicit
 from torchcaps.models import create_model
 from torchcaps.nn import ConvCapsules, DenseCapsules
 from torchcaps.nn.layers import CapsuleLayer

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcaps.bench.measure import threads
-from torchcaps.data.errors import extra
+from torchcaps._core.optional import import_optional
+from torchcaps.bench.timing import threads
 from torchcaps.nn import ConvCapsules, DenseCapsules
 from torchcaps.nn.layers import CapsuleLayer
 from torchcaps.routing import Dynamic, InvertedAttention
@@ -58,8 +58,8 @@ def measure_growth(repeat: int = 3) -> list[dict[str, Any]]:
 
 def draw_growth(rows: list[dict[str, Any]], out: Path) -> None:
     """Draw time over batch and over iterations, with what growing in proportion would be."""
-    figure = extra("matplotlib.figure", "drawing").Figure(figsize=(9, 3.6), layout="constrained")
-    extra("matplotlib.backends.backend_agg", "drawing").FigureCanvasAgg(figure)
+    figure = import_optional("matplotlib.figure", "drawing").Figure(figsize=(9, 3.6), layout="constrained")
+    import_optional("matplotlib.backends.backend_agg", "drawing").FigureCanvasAgg(figure)
     for axes, axis in zip(figure.subplots(1, 2), ("batch", "iterations"), strict=True):
         for name, colour in COLOURS.items():
             points = [(r["value"], r["seconds"]) for r in rows if r["axis"] == axis and r["layer"] == name]

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from torchcaps.data.scratch import into_place, scratch
+from torchcaps._core.files import move_into_place, staging_directory
 
 __all__ = ["write_record"]
 
@@ -25,7 +25,7 @@ def write_record(path: Path, module: str, rows: list[dict[str, Any]]) -> None:
     command = " ".join(["torchcaps", *words] if module.startswith("torchcaps") else [f"python -m {module}", *words])
     when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     record = {"command": command, "seed": 0, "when": when, "machine": machine, "rows": rows}
-    with scratch(path.parent, sweep=False) as own:
+    with staging_directory(path.parent, sweep=False) as own:
         (own / path.name).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-        into_place(own / path.name, path)
+        move_into_place(own / path.name, path)
     print(f"recorded in {path}")

@@ -10,15 +10,15 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
+from torchcaps._core.optional import import_optional
+from torchcaps._core.plotting import FIGURE_SUFFIXES as ENDINGS
+from torchcaps.cli.console import print_table, start_table
 from torchcaps.cli.images import BELOW, add_data_flags, chosen_images
 from torchcaps.cli.kinds import KINDS, Found, Job, Kind
 from torchcaps.cli.parser import Parser
-from torchcaps.cli.tables import print_table, start_table
 from torchcaps.cli.words import Flags
-from torchcaps.data.drawing import KINDS as ENDINGS
-from torchcaps.data.errors import extra
-from torchcaps.training.loading import Trained, load_run
-from torchcaps.training.setting import some_of
+from torchcaps.training.inference import Trained, load_run
+from torchcaps.training.setup import some_of
 
 __all__ = ["analyze_command"]
 
@@ -88,7 +88,7 @@ def analyze_command(words: list[str]) -> None:
         torch.set_num_threads(options.threads)
     runs = [load_run(path, options.weights) for path in options.runs]
     if out is not None:
-        extra("matplotlib.figure", "drawing")  # say so before the work, not after it
+        import_optional("matplotlib.figure", "drawing")  # say so before the work, not after it
     whole = chosen_images(runs[0], options)
     dataset = some_of(whole, min(len(whole), options.images or kind.images))
     with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as bar:

@@ -7,15 +7,15 @@ from typing import Any
 from rich.console import Console
 from rich.progress import track
 
+from torchcaps._core.registry import check_name
 from torchcaps.bench.cases import CASES
 from torchcaps.bench.growth import draw_growth, measure_growth
-from torchcaps.bench.measure import matmul_rate, measure_case
 from torchcaps.bench.memory import MEMORY_CASES, measure_memory
 from torchcaps.bench.record import write_record
+from torchcaps.bench.timing import matmul_rate, measure_case
+from torchcaps.cli.console import print_table, start_table
 from torchcaps.cli.parser import Parser
-from torchcaps.cli.tables import print_table, start_table
 from torchcaps.cli.words import Flags
-from torchcaps.fields import known_name
 
 __all__ = ["bench_command"]
 
@@ -40,7 +40,7 @@ def bench_command(words: list[str]) -> None:
     options = parser.parse_args(words)
     if options.repeat < 1:
         parser.error(f"--repeat must be 1 or more, got {options.repeat}")
-    parts = [known_name(name, PARTS, "the case") for name in options.parts] or list(PARTS)
+    parts = [check_name(name, PARTS, "the case") for name in options.parts] or list(PARTS)
     for name in (options.out, options.figure):
         if name is not None and not Path(name).expanduser().resolve().parent.is_dir():
             parser.error(f"{name} can't be written: there is no folder {Path(name).expanduser().parent}")

@@ -8,8 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from torchcaps._core.registry import check_name
+from torchcaps._core.validation import join_quoted
+from torchcaps.cli.console import print_table, start_table
 from torchcaps.cli.parser import Parser, add_fields
-from torchcaps.cli.tables import print_table, start_table
 from torchcaps.data import (
     DataError,
     DataSpec,
@@ -20,11 +22,10 @@ from torchcaps.data import (
     list_datasets,
     list_pipelines,
 )
-from torchcaps.data.grid import draw_grid
-from torchcaps.data.place import data_root
+from torchcaps.data.inspect import draw_grid
 from torchcaps.data.registry import find_spec, is_folder
 from torchcaps.data.report import check_files, measure, presence, whole_problem
-from torchcaps.fields import known_name, listed
+from torchcaps.data.storage import data_root
 
 __all__ = ["data_command"]
 
@@ -58,7 +59,7 @@ def data_command(words: list[str]) -> None:
         return
     with warnings.catch_warnings(action="always", category=UserWarning):
         warnings.showwarning = lambda message, *_: print(f"torchcaps: {message}", file=sys.stderr)
-        commands[known_name(words[0], commands, "the command of 'torchcaps data'")](words[1:])
+        commands[check_name(words[0], commands, "the command of 'torchcaps data'")](words[1:])
 
 
 def _parser(prog: str, description: str, words: list[str]) -> tuple[Parser, list[str], DataSpec | None]:
@@ -99,7 +100,7 @@ def _chosen(parser: Parser, flags: Any, options: dict[str, Any]) -> DataSpec:
     """Return the data set with its options, after its split was seen to be one."""
     spec = find_spec(flags.name, **options)
     if flags.split is not None and flags.split not in spec.splits:
-        parser.error(f"--split must be {listed(spec.splits)}, got {flags.split!r}")
+        parser.error(f"--split must be {join_quoted(spec.splits)}, got {flags.split!r}")
     return spec
 
 
@@ -134,7 +135,7 @@ def _listed(name: str, root: str | None) -> dict[str, Any]:
         here = "yes" if found.home is not None else "embedded"
     else:
         size = f", {found.bytes / 1e6:,.0f} MB to get" if found.bytes else ", to get"
-        here = (f"{listed(found.splits, 'and')} only" if found.splits else "no").replace("'", "") + size
+        here = (f"{join_quoted(found.splits, 'and')} only" if found.splits else "no").replace("'", "") + size
     usual = type(spec)()
     changed = [f.name for f in dataclasses.fields(spec) if getattr(spec, f.name) != getattr(usual, f.name)]
     what = spec.title + "".join(f", {field} {getattr(spec, field)}" for field in changed)

@@ -9,15 +9,15 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
+from torchcaps.cli.console import print_table, start_table
 from torchcaps.cli.images import BELOW, add_data_flags, chosen_images
 from torchcaps.cli.parser import Parser
 from torchcaps.cli.runs import share
-from torchcaps.cli.tables import print_table, start_table
 from torchcaps.cli.words import Flags
-from torchcaps.training.loading import Trained, load_run, measure
-from torchcaps.training.measure import Measures
+from torchcaps.training.evaluation import Measures
+from torchcaps.training.inference import Trained, load_run, measure
 from torchcaps.training.run import measures_json
-from torchcaps.training.setting import some_of
+from torchcaps.training.setup import some_of
 
 __all__ = ["evaluate_command"]
 

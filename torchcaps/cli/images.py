@@ -6,9 +6,9 @@ from typing import Any
 from torchcaps.cli.parser import Parser, described, kind_of
 from torchcaps.data import Dataset
 from torchcaps.data.registry import create_dataset, find_spec, is_folder
-from torchcaps.training.loading import Trained
+from torchcaps.training.inference import Trained
 from torchcaps.training.names import find_data
-from torchcaps.training.setting import open_test
+from torchcaps.training.setup import open_test
 
 __all__ = ["BELOW", "add_data_flags", "chosen_images"]
 

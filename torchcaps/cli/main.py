@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import torchcaps
-from torchcaps.fields import known_name
+from torchcaps._core.registry import check_name
 
 __all__ = ["main"]
 
@@ -44,11 +44,11 @@ COMMANDS = {
     "bench": ("torchcaps.cli.bench", "bench_command"),
     "data": ("torchcaps.cli.data", "data_command"),
     "evaluate": ("torchcaps.cli.evaluate", "evaluate_command"),
-    "list": ("torchcaps.cli.models", "list_command"),
+    "list": ("torchcaps.cli.show", "list_command"),
     "predict": ("torchcaps.cli.predict", "predict_command"),
     "report": ("torchcaps.cli.reproduce", "report_command"),
     "reproduce": ("torchcaps.cli.reproduce", "reproduce_command"),
-    "show": ("torchcaps.cli.models", "show_command"),
+    "show": ("torchcaps.cli.show", "show_command"),
     "train": ("torchcaps.cli.train", "train_command"),
 }
 
@@ -66,7 +66,7 @@ def main(words: list[str] | None = None) -> None:
         print(TRAIN_HELP.read_text(encoding="utf-8"), end="")
         sys.exit(0)
     try:
-        module, name = COMMANDS[known_name(words[0], COMMANDS, "the command")]
+        module, name = COMMANDS[check_name(words[0], COMMANDS, "the command")]
         getattr(importlib.import_module(module), name)(words[1:])
     except (ValueError, TypeError) as error:
         _leave(str(error), 2)

@@ -10,20 +10,20 @@ from typing import Any
 from rich.console import Console
 from rich.markdown import Markdown
 
+from torchcaps._core.files import staging_directory
+from torchcaps.cli.console import print_table, start_table
 from torchcaps.cli.parser import Parser
 from torchcaps.cli.runs import leave_safely
-from torchcaps.cli.tables import print_table, start_table
 from torchcaps.cli.words import Flags
-from torchcaps.data.scratch import scratch
-from torchcaps.papers.markdown import item_text
-from torchcaps.papers.outputs import write_item
-from torchcaps.papers.parts import Item, Measure, Paper, Run
-from torchcaps.papers.plan import Plan, make_plan, missing_data
-from torchcaps.papers.records import RESULTS, WORK, Store
 from torchcaps.papers.registry import find_columns, find_item, find_paper, find_rows, list_papers
-from torchcaps.papers.report import write_report
-from torchcaps.papers.scale import SCALES, SEEDS
-from torchcaps.papers.work import Bar, work_through
+from torchcaps.reproduce.markdown import item_text
+from torchcaps.reproduce.outputs import write_item
+from torchcaps.reproduce.planner import Plan, make_plan, missing_data
+from torchcaps.reproduce.render import write_report
+from torchcaps.reproduce.runner import Bar, work_through
+from torchcaps.reproduce.scales import SCALES, SEEDS
+from torchcaps.reproduce.schema import Item, Measure, Paper, Run
+from torchcaps.reproduce.store import RESULTS, WORK, Store
 
 __all__ = ["report_command", "reproduce_command"]
 
@@ -120,7 +120,7 @@ def _check_folder(parser: Parser, name: str, folder: Path) -> None:
     """Refuse a folder that can't be written before anything is trained for it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with scratch(folder) as own:
+        with staging_directory(folder) as own:
             (own / "probe").touch()
     except OSError as error:
         parser.error(f"--{name} {folder} can't be written: {error.strerror or error}")

@@ -6,9 +6,9 @@ import warnings
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from torchcaps.cli.tables import print_table, start_table
+from torchcaps.cli.console import print_table, start_table
 from torchcaps.data import DataError
-from torchcaps.training.engine import n_processes, process_rank
+from torchcaps.training.distributed import n_processes, process_rank
 from torchcaps.training.errors import RunError, RunStopped
 from torchcaps.training.launch import follow_parent, supervise
 

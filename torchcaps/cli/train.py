@@ -17,9 +17,9 @@ from torchcaps.models.recipe import LossChoice, OptimizerChoice, Recipe
 from torchcaps.models.registry import REGISTRY as MODELS
 from torchcaps.models.registry import Entry
 from torchcaps.models.schedules import Schedule
-from torchcaps.training.folder import RunFolder
+from torchcaps.training.config import RunSpec
 from torchcaps.training.names import find_data, find_model
-from torchcaps.training.spec import RunSpec
+from torchcaps.training.run_dir import RunFolder
 
 __all__ = ["train_command", "train_help"]
 

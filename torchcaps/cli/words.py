@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torchcaps._core.registry import check_name, import_object
 from torchcaps.cli.parser import Parser
-from torchcaps.fields import known_name
 from torchcaps.models import schedules
 from torchcaps.models.schedules import Schedule
 from torchcaps.routing.base import REGISTRY as ROUTINGS
-from torchcaps.training.plain import imported
 
 __all__ = ["Flags", "flag_words", "free_words"]
 
@@ -133,16 +132,16 @@ def _check_field(parser: Parser, choice: str, name: str) -> None:
 def _choice_class(flag: str, name: str) -> str:
     """Return the import path of a routing or a schedule by its name, ``em``, or by that of its class, ``EM``."""
     if "." in name:
-        if not isinstance(imported(name), type):
+        if not isinstance(import_object(name), type):
             raise ValueError(f"{name} must be a class, such as a routing of your own")
         return name
     if flag == "--routing":
         classes = {cls.__name__: cls for cls in ROUTINGS.values()}
-        cls = classes[name] if name in classes else ROUTINGS[known_name(name, ROUTINGS, "routing")]
+        cls = classes[name] if name in classes else ROUTINGS[check_name(name, ROUTINGS, "routing")]
     else:
         known = {cls: getattr(schedules, cls) for cls in schedules.__all__ if cls != Schedule.__name__}
         plain = {cls.lower(): cls for cls in known}
-        cls = known[known_name(plain.get(re.sub("[-_ ]", "", name.lower()), name), known, "schedule")]
+        cls = known[check_name(plain.get(re.sub("[-_ ]", "", name.lower()), name), known, "schedule")]
     return f"{cls.__module__}.{cls.__qualname__}"
 
 

@@ -1,25 +1,25 @@
 """Data sets of the papers, real and generated, your own images, and batches of them that are repeatable bit by bit."""
 
-from torchcaps.data.affnist import AffNIST
-from torchcaps.data.affnist_style import AffNISTStyle
+from torchcaps.data.base import Dataset, ImageSet
 from torchcaps.data.batch import Batch
-from torchcaps.data.cifar import CIFAR10, CIFAR100
 from torchcaps.data.colour import Brightness, Contrast, MeanImage, Normalize, Standardize
-from torchcaps.data.dataset import Dataset, ImageSet
-from torchcaps.data.digits import Digits
+from torchcaps.data.datasets.affnist import AffNIST
+from torchcaps.data.datasets.affnist_style import AffNISTStyle
+from torchcaps.data.datasets.cifar import CIFAR10, CIFAR100
+from torchcaps.data.datasets.digits import Digits
+from torchcaps.data.datasets.expanded_mnist import ExpandedMNIST
+from torchcaps.data.datasets.folder import Folder
+from torchcaps.data.datasets.mnist import MNIST, FashionMNIST
+from torchcaps.data.datasets.multimnist import DiverseMultiMNIST, MultiMNIST
+from torchcaps.data.datasets.norb import SmallNORB
+from torchcaps.data.datasets.svhn import SVHN
 from torchcaps.data.errors import DataError, MissingData
-from torchcaps.data.expanded import ExpandedMNIST
-from torchcaps.data.folder import Folder
 from torchcaps.data.geometry import Affine, CenterCrop, Flip, PadTo, RandomCrop, Shift
 from torchcaps.data.loader import Loader
-from torchcaps.data.mnist import MNIST, FashionMNIST
-from torchcaps.data.norb import SmallNORB
-from torchcaps.data.overlapping import DiverseMultiMNIST, MultiMNIST
 from torchcaps.data.pipelines import Pipeline, create_pipeline, list_pipelines
 from torchcaps.data.registry import create_dataset, list_datasets, register
 from torchcaps.data.spec import DataSpec, Request
-from torchcaps.data.steps import Pixels, Step
-from torchcaps.data.svhn import SVHN
+from torchcaps.data.transforms import Pixels, Step
 
 __all__ = [
     "CIFAR10",

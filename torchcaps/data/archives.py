@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO
 
+from torchcaps._core.files import staging_directory
 from torchcaps.data.errors import DataError
-from torchcaps.data.scratch import scratch
 
 __all__ = ["unpack", "whole_zip"]
 
@@ -38,7 +38,7 @@ def unpack(archive: Path, folder: Path, wanted: str) -> None:
     """
     top = PurePosixPath(wanted).parts[0]
     try:
-        with scratch(folder) as own:
+        with staging_directory(folder) as own:
             for name, content in _members(archive):
                 if PurePosixPath(name).parts[0] == top:
                     path = own / name

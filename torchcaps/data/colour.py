@@ -6,12 +6,11 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from torchcaps.data.dataset import Dataset
-from torchcaps.data.draws import Draws
-from torchcaps.data.order import permuted
-from torchcaps.data.progress import tracked
-from torchcaps.data.steps import Shape, Step, pixel_sum
-from torchcaps.fields import check_range
+from torchcaps._core.progress import track
+from torchcaps._core.random import CounterRNG, permute_indices
+from torchcaps._core.validation import check_range
+from torchcaps.data.base import Dataset
+from torchcaps.data.transforms import Shape, Step, pixel_sum
 
 ENOUGH = 1_000_000  # images for a mean; sets that are made here can have more
 
@@ -32,7 +31,7 @@ class Brightness(Step):
         """Refuse a negative number."""
         check_range(self, "most", 0)
 
-    def __call__(self, images: Tensor, draws: Draws) -> Tensor:
+    def __call__(self, images: Tensor, draws: CounterRNG) -> Tensor:
         """Return the images brighter or darker."""
         return images + _per_image(draws.uniform(-self.most, self.most), images)
 
@@ -53,7 +52,7 @@ class Contrast(Step):
         check_range(self, "low", 0)
         check_range(self, "high", self.low)
 
-    def __call__(self, images: Tensor, draws: Draws) -> Tensor:
+    def __call__(self, images: Tensor, draws: CounterRNG) -> Tensor:
         """Return the images with more or less contrast."""
         factor = _per_image(draws.uniform(self.low, self.high), images)
         n_images, n_channels, height, width = images.shape
@@ -68,7 +67,7 @@ class Standardize(Step):
     The deviation counts as 1/√N of a grey level, for N pixels, where it is less: an image of one colour becomes zeros.
     """
 
-    def __call__(self, images: Tensor, draws: Draws) -> Tensor:
+    def __call__(self, images: Tensor, draws: CounterRNG) -> Tensor:
         """Return the images standardised."""
         n_pixels = images[0].numel() if len(images) else 1
         apart = images - _per_image(pixel_sum(images) / n_pixels, images)
@@ -98,7 +97,7 @@ class Normalize(Step):
             raise ValueError(f"{self} is for {len(self.mean)} channels, got images with {shape[0]}")
         return shape
 
-    def __call__(self, images: Tensor, draws: Draws) -> Tensor:
+    def __call__(self, images: Tensor, draws: CounterRNG) -> Tensor:
         """Return the images normalised."""
         mean, deviation = (torch.tensor(x, device=images.device)[:, None, None] for x in (self.mean, self.deviation))
         return (images - mean) / deviation
@@ -123,8 +122,8 @@ class MeanImage(Step):
         """Return the step with the mean image of a training set."""
         total = torch.zeros(dataset.shape, dtype=torch.int64)  # of bytes, so exact
         count = min(len(dataset), ENOUGH)
-        index = permuted(torch.arange(count), len(dataset), seed=0, epoch=0)
-        for some in tracked(index.split(1000), "the mean image"):
+        index = permute_indices(torch.arange(count), len(dataset), seed=0, epoch=0)
+        for some in track(index.split(1000), "the mean image"):
             total += dataset.examples(some).images.long().sum(0)
         return type(self)((total.double() / count / scale).float())
 
@@ -134,7 +133,7 @@ class MeanImage(Step):
             raise ValueError(f"MeanImage is of images of another shape, {list(self.mean.shape)}, got {list(shape)}")
         return shape
 
-    def __call__(self, images: Tensor, draws: Draws) -> Tensor:
+    def __call__(self, images: Tensor, draws: CounterRNG) -> Tensor:
         """Return the images less the mean."""
         if self.mean is None:
             raise ValueError("MeanImage does not know the mean image yet: call fit(training_set) of its pipeline")

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from torchcaps._core.files import move_into_place, staging_directory
+from torchcaps._core.optional import import_optional
+from torchcaps._core.progress import DownloadBar
 from torchcaps.data.archives import whole_zip
-from torchcaps.data.errors import MissingData, extra
-from torchcaps.data.progress import DownloadBar
-from torchcaps.data.scratch import into_place, scratch
+from torchcaps.data.errors import MissingData
 
 __all__ = ["download"]
 
@@ -22,15 +23,15 @@ def download(name: str, urls: Sequence[str], checksum: str, folder: Path) -> Pat
     file of this name is always whole, whatever happens, and two processes at once don't meet. A file without a
     published checksum must be a zip archive whose own checksums are right.
     """
-    pooch = extra("pooch", f"downloading {name}")
-    errors = extra("requests.exceptions", f"downloading {name}")
+    pooch = import_optional("pooch", f"downloading {name}")
+    errors = import_optional("requests.exceptions", f"downloading {name}")
     logger = pooch.get_logger()
     level = logger.level
     logger.setLevel("ERROR")  # what goes wrong is said below, in our words
     problems = []
     new = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
-        with scratch(folder) as own:
+        with staging_directory(folder) as own:
             for url in urls:
                 try:
                     with DownloadBar(name) as bar:
@@ -39,7 +40,7 @@ def download(name: str, urls: Sequence[str], checksum: str, folder: Path) -> Pat
                     if not checksum and not whole_zip(own / name):  # at least its own checksums tell
                         (own / name).unlink()
                         raise ValueError("not a whole archive")
-                    into_place(own / name, folder / name)
+                    move_into_place(own / name, folder / name)
                     return folder / name
                 except (errors.RequestException, ValueError) as error:
                     problems.append(_problem(url, error))

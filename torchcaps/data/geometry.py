@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torchcaps.data.draws import Draws
-from torchcaps.data.steps import Shape, Step
-from torchcaps.fields import check_range
+from torchcaps._core.random import CounterRNG
+from torchcaps._core.validation import check_range
+from torchcaps.data.transforms import Shape, Step
 
 __all__ = ["Affine", "CenterCrop", "Flip", "PadTo", "RandomCrop", "Shift", "resampled", "turned", "windows"]
 
@@ -31,7 +31,7 @@ class Shift(Step):
         """Refuse a negative distance."""
         check_range(self, "most", 0)
 
-    def __call__(self, images: Tensor, draws: Draws) -> Tensor:
+    def __call__(self, images: Tensor, draws: CounterRNG) -> Tensor:
         """Return the images moved."""
         down, right = draws.integers(-self.most, self.most), draws.integers(-self.most, self.most)
         height, width = images.shape[-2:]
@@ -61,7 +61,7 @@ class RandomCrop(Step):
         """Return the shape of the window."""
         return _cropped(self, shape, self.size, self.padding)
 
-    def __call__(self, images: Tensor, draws: Draws) -> Tensor:
+    def __call__(self, images: Tensor, draws: CounterRNG) -> Tensor:
         """Return the windows."""
         height, width = (side + 2 * self.padding - self.size for side in images.shape[-2:])
         top, left = draws.integers(0, height), draws.integers(0, width)
@@ -88,7 +88,7 @@ class CenterCrop(Step):
         """Return the shape of the window."""
         return _cropped(self, shape, self.size, 0)
 
-    def __call__(self, images: Tensor, draws: Draws) -> Tensor:
+    def __call__(self, images: Tensor, draws: CounterRNG) -> Tensor:
         """Return the windows."""
         top, left = ((side - self.size) // 2 for side in images.shape[-2:])
         return images[..., top : top + self.size, left : left + self.size]
@@ -118,7 +118,7 @@ class PadTo(Step):
         channels, height, width = shape
         return channels, max(height, self.size), max(width, self.size)
 
-    def __call__(self, images: Tensor, draws: Draws) -> Tensor:
+    def __call__(self, images: Tensor, draws: CounterRNG) -> Tensor:
         """Return the images with zeros around them."""
         missing = [max(self.size - side, 0) for side in images.shape[-2:]]
         top, left = (side // 2 for side in missing)
@@ -141,9 +141,9 @@ class Flip(Step):
         """Refuse what is no probability."""
         check_range(self, "probability", 0, 1)
 
-    def __call__(self, images: Tensor, draws: Draws) -> Tensor:
+    def __call__(self, images: Tensor, draws: CounterRNG) -> Tensor:
         """Return the images, some of them mirrored."""
-        chosen = draws.coins(self.probability).to(images.device)[:, None, None, None]
+        chosen = draws.bernoulli(self.probability).to(images.device)[:, None, None, None]
         return torch.where(chosen, images.flip(-1), images)
 
 
@@ -177,7 +177,7 @@ class Affine(Step):
         check_range(self, "scale", 0, 0.99)
         check_range(self, "shear", 0, 10)
 
-    def __call__(self, images: Tensor, draws: Draws) -> Tensor:
+    def __call__(self, images: Tensor, draws: CounterRNG) -> Tensor:
         """Return the images resampled."""
         angle = draws.uniform(-self.rotation, self.rotation)
         tall, wide = (draws.uniform(1 - self.scale, 1 + self.scale) for _ in "yx")

@@ -7,11 +7,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
+from torchcaps._core.random import permute_indices
+from torchcaps.data.base import Dataset
 from torchcaps.data.batch import Batch
-from torchcaps.data.dataset import Dataset
-from torchcaps.data.order import permuted
 from torchcaps.data.pipelines import Pipeline, create_pipeline
-from torchcaps.data.steps import Shape
+from torchcaps.data.transforms import Shape
 
 __all__ = ["Loader"]
 
@@ -100,7 +100,7 @@ class Loader:
         start = number * self.batch_size
         end = min(start + self.batch_size, len(self.dataset))
         positions = torch.arange(start + self.rank, end, self.world)
-        return permuted(positions, len(self.dataset), self.seed, epoch) if self.train else positions
+        return permute_indices(positions, len(self.dataset), self.seed, epoch) if self.train else positions
 
     def batch(self, epoch: int, number: int) -> Batch:
         """Return one batch of an epoch by its number: any of them, without those before."""

@@ -6,14 +6,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcaps.data.errors import DataError, extra
+from torchcaps._core.optional import import_optional
+from torchcaps.data.errors import DataError
 
 __all__ = ["as_tensor", "read_mat"]
 
 
 def read_mat(path: Path, name: str) -> Any:
     """Return one variable of a .mat file, its structures with their fields as attributes."""
-    scipy = extra("scipy.io", f"reading {path.name}")
+    scipy = import_optional("scipy.io", f"reading {path.name}")
     try:
         content = scipy.loadmat(path, struct_as_record=False, squeeze_me=True, variable_names=[name])
     except Exception as error:  # a broken .mat file can raise anything

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from torchcaps._core.random import CounterRNG
+from torchcaps._core.registry import check_name
+from torchcaps.data.base import Dataset
 from torchcaps.data.batch import Batch
 from torchcaps.data.colour import Brightness, Contrast, MeanImage, Normalize, Standardize
-from torchcaps.data.dataset import Dataset
-from torchcaps.data.draws import Draws
 from torchcaps.data.geometry import Affine, CenterCrop, Flip, PadTo, RandomCrop, Shift
-from torchcaps.data.steps import Pixels, Shape, Step
-from torchcaps.fields import known_name
+from torchcaps.data.transforms import Pixels, Shape, Step
 
 __all__ = ["PIPELINES", "Pipeline", "create_pipeline", "list_pipelines"]
 
@@ -77,7 +77,7 @@ class Pipeline:
 
     def __call__(self, batch: Batch, seed: int = 0, epoch: int = 0, train: bool = True) -> Batch:
         """Prepare a batch of bytes; chance depends on seed, epoch and the images' index alone."""
-        draws = Draws(seed, epoch, batch.indices, "pipeline")
+        draws = CounterRNG(seed, epoch, batch.indices, "pipeline")
         images, targets = batch.images, batch.targets
         for step in self.steps(train):
             if not step.targets_too:
@@ -89,7 +89,7 @@ class Pipeline:
         return batch._replace(images=images, targets=targets)
 
 
-def _together(step: Step, images: Tensor, targets: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+def _together(step: Step, images: Tensor, targets: Tensor, draws: CounterRNG) -> tuple[Tensor, Tensor]:
     """Take images and targets through a step as channels of one picture, so that chance moves both alike."""
     if images.dtype != targets.dtype:
         raise ValueError(f"{step} must come before steps that change colours: it is for images and targets alike")
@@ -153,4 +153,4 @@ def create_pipeline(name: str) -> Pipeline:
     >>> create_pipeline("sabour2017.mnist").train
     (Pixels(scale=255), Shift(most=2))
     """
-    return PIPELINES[name and known_name(name, list_pipelines(), "augmentation")]
+    return PIPELINES[name and check_name(name, list_pipelines(), "augmentation")]

@@ -5,9 +5,10 @@ import os
 import warnings
 from typing import Any
 
-from torchcaps.data.dataset import Dataset
+from torchcaps._core.registry import check_name
+from torchcaps._core.validation import check_field_names, join_quoted
+from torchcaps.data.base import Dataset
 from torchcaps.data.spec import DataSpec, Request
-from torchcaps.fields import known_name, listed, refuse_unknown
 
 __all__ = ["REGISTRY", "create_dataset", "find_spec", "is_folder", "list_datasets", "register"]
 
@@ -37,8 +38,8 @@ def find_spec(name: str, **options: Any) -> DataSpec:
     path = isinstance(name, os.PathLike) or (isinstance(name, str) and (os.sep in name or name.startswith((".", "~"))))
     if path and name not in REGISTRY:
         raise ValueError(f"{name} is no folder, and no data set has that name")
-    spec = REGISTRY[known_name(name, REGISTRY, "data set")]
-    refuse_unknown(type(spec), options, name)
+    spec = REGISTRY[check_name(name, REGISTRY, "data set")]
+    check_field_names(type(spec), options, name)
     return dataclasses.replace(spec, **options)
 
 
@@ -74,7 +75,7 @@ def create_dataset(
         name, root = "folder", name
     spec = find_spec(name, **options)
     if split not in spec.splits:
-        raise ValueError(f"{name} has no split {split!r}: it has {listed(spec.splits, 'and')}")
+        raise ValueError(f"{name} has no split {split!r}: it has {join_quoted(spec.splits, 'and')}")
     request = Request(name, split, root, download)
     dataset = spec.load(request)
     problem = spec.count_problem(request, dataset)

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from torchcaps.data.dataset import Dataset
+from torchcaps._core.progress import track
+from torchcaps._core.random import permute_indices
+from torchcaps.data.base import Dataset
 from torchcaps.data.errors import DataError
-from torchcaps.data.order import permuted
-from torchcaps.data.place import File, Member, checksum_matches
-from torchcaps.data.progress import tracked
 from torchcaps.data.registry import find_spec
 from torchcaps.data.spec import Request
+from torchcaps.data.storage import File, Member, checksum_matches
 
 __all__ = ["FileState", "Numbers", "Presence", "check_files", "measure", "presence", "whole_problem"]
 
@@ -115,11 +115,11 @@ def measure(dataset: Dataset, most: int = MEASURED) -> Numbers:
     """Look at the images of a data set: at all of them, or at so many at random."""
     count = min(len(dataset), most)
     positions = torch.arange(count)
-    index = positions if count == len(dataset) else permuted(positions, len(dataset), 0, 0)
+    index = positions if count == len(dataset) else permute_indices(positions, len(dataset), 0, 0)
     channels = dataset.shape[0]
     total, squares = torch.zeros(channels, dtype=torch.int64), torch.zeros(channels, dtype=torch.int64)
     histogram = torch.zeros(dataset.n_classes, dtype=torch.int64)
-    for some in tracked(index.split(1000), f"looking at {dataset.name}"):
+    for some in track(index.split(1000), f"looking at {dataset.name}"):
         batch = dataset.examples(some)
         pixels = batch.images.long()  # sums of whole numbers are exact
         total += pixels.sum((0, 2, 3))

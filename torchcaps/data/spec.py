@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torchcaps.data.dataset import Dataset
-from torchcaps.data.place import File, Member, Place, data_root
-from torchcaps.fields import check_fields
+from torchcaps._core.validation import check_fields
+from torchcaps.data.base import Dataset
+from torchcaps.data.storage import File, Member, Place, data_root
 
 __all__ = ["DataSpec", "Request"]
 

@@ -6,7 +6,7 @@
 torch.Size([2, 3])
 """
 
-from torchcaps.models import practical  # noqa: F401  (it names models)
+from torchcaps.models import starters  # noqa: F401  (it names models)
 from torchcaps.models.baselines import (
     ChenCNN,
     ChenFlatCNN,

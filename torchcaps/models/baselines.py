@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from torchcaps.fields import check_range
+from torchcaps._core.validation import check_range
 from torchcaps.models import init
-from torchcaps.models.backbones import add_resnet
-from torchcaps.models.layers import Layers
+from torchcaps.models.blocks import add_resnet
+from torchcaps.models.builder import Layers
 from torchcaps.models.network import ConvNetwork
 from torchcaps.models.recipe import LossChoice, OptimizerChoice, Recipe
 from torchcaps.models.registry import by_preset, register

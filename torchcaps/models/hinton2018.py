@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from torchcaps.models.layers import Layers
+from torchcaps.models.builder import Layers
 from torchcaps.models.network import CapsuleNetwork
 from torchcaps.models.recipe import LossChoice, OptimizerChoice, Recipe
 from torchcaps.models.registry import register

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from torchcaps.labels import split_labels
+from torchcaps._core.labels import split_labels
 from torchcaps.metrics import exact_set_match, top_k_set_match
 from torchcaps.models.network import Network
 

@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from torchcaps.capsules import Capsules, as_capsules, refuse_nonfinite, require_float
-from torchcaps.labels import as_multi_hot, split_labels
+from torchcaps._core.labels import as_multi_hot, split_labels
+from torchcaps._core.validation import check_finite, check_float
+from torchcaps.capsules import Capsules, as_capsules
+from torchcaps.models.builder import Layers
 from torchcaps.models.heads import HeadName, make_head
-from torchcaps.models.layers import Layers
 from torchcaps.models.output import Output
 from torchcaps.models.recipe import Recipe
-from torchcaps.models.summary import Summary, summarize
 from torchcaps.nn import CapsuleStack, Decoder
+from torchcaps.profiling.summary import Summary, summarize
 
 if TYPE_CHECKING:
     from torchcaps.models.spec import ModelSpec
@@ -72,14 +73,14 @@ class Network(nn.Module, ABC):
         """Check what comes in at the door; return images in the model's dtype, and class numbers to decode by."""
         if isinstance(images, Tensor) and images.dtype == torch.uint8:
             raise TypeError("images must be floating-point numbers in 0..1, got torch.uint8: take images.float() / 255")
-        require_float(images, "images")
+        check_float(images, "images")
         channels, height, width = self.spec.image
         if images.dim() != 4 or tuple(images.shape[1:]) != self.spec.image:
             raise ValueError(
                 f"images must be [B, {channels}, {height}, {width}], got {list(images.shape)}: "
                 f"create_model(..., image=(channels, height, width)) builds the model for another size"
             )
-        refuse_nonfinite(images, "images")
+        check_finite(images, "images")
         if labels is not None:
             if not isinstance(labels, Tensor):
                 raise TypeError(f"labels must be a tensor, got {type(labels).__name__}")

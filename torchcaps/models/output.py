@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from torchcaps.capsules import Capsules, make_saveable
+from torchcaps.capsules import Capsules, register_pytree
 from torchcaps.routing.base import Trace
 
 __all__ = ["Output"]
@@ -29,4 +29,4 @@ class Output(NamedTuple):
     trace: tuple[Trace, ...] | None = None
 
 
-make_saveable(Output, "torchcaps.models.Output")
+register_pytree(Output, "torchcaps.models.Output")

@@ -8,8 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from torchcaps.fields import check_fields, check_range
-from torchcaps.labels import split_labels
+from torchcaps._core.labels import split_labels
+from torchcaps._core.validation import check_fields, check_range
 from torchcaps.losses import ClassLoss, MarginLoss, MultiLabelLoss, ReconstructionLoss, SpreadLoss
 from torchcaps.models.output import Output
 from torchcaps.models.schedules import Constant, Schedule

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from torchcaps.fields import known_name, refuse_unknown
+from torchcaps._core.registry import check_name
+from torchcaps._core.validation import check_field_names
 from torchcaps.models.network import Network
 from torchcaps.models.recipe import Recipe
 from torchcaps.models.spec import ModelSpec
@@ -49,7 +50,7 @@ def register(name: str, spec: ModelSpec, published: str = "", **training: Any) -
     """Give a model a name."""
     if not isinstance(spec, ModelSpec):
         raise TypeError(f"spec must be a model's choice such as Sabour2017(...), got {type(spec).__name__}")
-    refuse_unknown(Recipe, training)
+    check_field_names(Recipe, training)
     if name in REGISTRY:
         raise ValueError(f"a model named {name!r} exists already")
     REGISTRY[name] = Entry(name, spec, published, training)
@@ -72,8 +73,8 @@ def create_model(name: str, **changes: Any) -> Network:
     >>> model.spec.classes
     5
     """
-    entry = REGISTRY[known_name(name, REGISTRY, "model")]
-    refuse_unknown(type(entry.spec), changes, name)
+    entry = REGISTRY[check_name(name, REGISTRY, "model")]
+    check_field_names(type(entry.spec), changes, name)
     spec = dataclasses.replace(entry.spec, **changes)
     model = spec.build(name)
     model.name, model.recipe = name, entry.recipe(spec)

@@ -4,11 +4,13 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from torchcaps.fields import check_fields, check_range
+from torchcaps._core.serialize import polymorphic
+from torchcaps._core.validation import check_fields, check_range
 
 __all__ = ["Constant", "Exponential", "Inverse", "Milestones", "OneCycle", "Product", "Schedule", "TimeDecay"]
 
 
+@polymorphic
 @dataclass(frozen=True)
 class Schedule(ABC):
     """A learning rate's way through training."""

@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from torchcaps.fields import check_fields
+from torchcaps._core.validation import check_fields
+from torchcaps.models.builder import ImageTooSmall, Layers
 from torchcaps.models.heads import HeadName, head_for
-from torchcaps.models.layers import ImageTooSmall, Layers
 from torchcaps.models.network import Network
 from torchcaps.models.recipe import LossChoice, Recipe
 from torchcaps.nn.sizes import as_count

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from torchcaps.models import init
-from torchcaps.models.backbones import add_resnet
+from torchcaps.models.blocks import add_resnet
+from torchcaps.models.builder import Layers
 from torchcaps.models.heads import HeadName
 from torchcaps.models.hinton2018 import add_em_capsules
-from torchcaps.models.layers import Layers
 from torchcaps.models.network import CapsuleNetwork
 from torchcaps.models.recipe import LossChoice, OptimizerChoice, Recipe
 from torchcaps.models.registry import register

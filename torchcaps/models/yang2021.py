@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from torchcaps.fields import check_range
+from torchcaps._core.validation import check_range
 from torchcaps.models import init
 from torchcaps.models.network import CapsuleNetwork
 from torchcaps.models.recipe import LossChoice, OptimizerChoice, Recipe

@@ -4,7 +4,7 @@ from torchcaps.nn.activations import CapsuleActivation, ExpSquash, Squash, exp_s
 from torchcaps.nn.decoder import Decoder
 from torchcaps.nn.layers import CapsuleLayer, ConvCapsules, DenseCapsules
 from torchcaps.nn.primary import PrimaryCapsules
-from torchcaps.nn.schedule import CapsuleStack
+from torchcaps.nn.stack import CapsuleStack
 
 __all__ = [
     "CapsuleActivation",

@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from torchcaps.activations import exp_squash, length, squash
+from torchcaps.functional import exp_squash, length, squash
 
 __all__ = [
     "ActivationName",

@@ -7,8 +7,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from torchcaps.capsules import Capsules, as_capsules, refuse_nonfinite
-from torchcaps.labels import check_class_numbers
+from torchcaps._core.labels import check_class_indices
+from torchcaps._core.validation import check_finite
+from torchcaps.capsules import Capsules, as_capsules
 from torchcaps.nn.sizes import as_count
 
 __all__ = ["Decoder"]
@@ -62,8 +63,8 @@ class Decoder(nn.Module):
         shape = classes.pose.shape
         if len(shape) not in (3, 5) or classes.flatten().pose.shape[1:] != (self.parents, self.dim):
             raise ValueError(f"capsules.pose must be [B, {self.parents}, {self.dim}], got {list(shape)}")
-        refuse_nonfinite(classes.pose, "capsules.pose")
-        refuse_nonfinite(classes.activation, "capsules.activation")
+        check_finite(classes.pose, "capsules.pose")
+        check_finite(classes.activation, "capsules.activation")
         classes = classes.flatten()
         pose = classes.pose
         if labels is None:
@@ -71,7 +72,7 @@ class Decoder(nn.Module):
         elif top is not None:
             raise ValueError("top says how many predictions to decode, so it can't be given beside labels")
         else:
-            labels = check_class_numbers(labels, self.parents)
+            labels = check_class_indices(labels, self.parents)
             _refuse_multi_hot(labels, self.parents)
             if labels.dim() not in (1, 2) or labels.shape[0] != pose.shape[0]:
                 raise ValueError(

@@ -9,11 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchcaps.capsules import Capsules, as_capsules, refuse_negative, refuse_nonfinite, without_autocast
+from torchcaps._core.validation import check_finite, check_non_negative
+from torchcaps.capsules import Capsules, as_capsules, disable_autocast
 from torchcaps.nn.sizes import Pair, as_count, as_padding, as_pair, as_rows, resolve_padding
 from torchcaps.routing.base import Geometry, Routing, Trace, as_routing, iterate
-from torchcaps.votes import DenseVotes, StreamedVotes, Votes, Wiring, native
-from torchcaps.votes.plan import assumed_batch
+from torchcaps.votes import DenseVotes, StreamedVotes, Votes, Wiring, cpu
+from torchcaps.votes.dispatch import assumed_batch
 
 __all__ = ["CapsuleLayer", "ConvCapsules", "DenseCapsules"]
 
@@ -117,9 +118,9 @@ class CapsuleLayer(nn.Module, ABC):
     def enter(self, capsules: Capsules | Tensor) -> Capsules:
         """Check children at the door: shapes, NaN. Return them in the dtype of the layer's weights."""
         children = self._enter(as_capsules(capsules))
-        refuse_nonfinite(children.pose, "capsules.pose")
-        refuse_nonfinite(children.activation, "capsules.activation")
-        refuse_negative(children.activation, "capsules.activation")
+        check_finite(children.pose, "capsules.pose")
+        check_finite(children.activation, "capsules.activation")
+        check_non_negative(children.activation, "capsules.activation")
         dtype = self.weight.dtype
         activation = None if children.activation is None else children.activation.to(dtype)
         return Capsules(children.pose.to(dtype), activation)
@@ -127,7 +128,7 @@ class CapsuleLayer(nn.Module, ABC):
     def votes(self, capsules: Capsules | Tensor) -> Votes:
         """Return the votes of these children; ``.dense()`` of it is the tensor ``[B, *L, I, J, D]``."""
         children = self.enter(capsules)
-        with without_autocast(children.pose):
+        with disable_autocast(children.pose):
             return self.make_votes(children)
 
     def make_votes(self, children: Capsules, couplings: bool = False) -> Votes:
@@ -168,7 +169,7 @@ class CapsuleLayer(nn.Module, ABC):
             and weight.dim() == 4
             and weight.shape[1] * weight.shape[3] <= KERNEL_WORK
             and weight.device.type in ("cpu", "meta")  # of which estimates are made for the CPU
-            and native.available(weight.dtype)
+            and cpu.available(weight.dtype)
         )
 
     def _streams(self, pose: Tensor, wiring: Wiring) -> bool:
@@ -189,7 +190,7 @@ class CapsuleLayer(nn.Module, ABC):
     def forward(self, capsules: Capsules | Tensor, trace: bool = False) -> Capsules | tuple[Capsules, Trace]:
         """Route children to parents; with ``trace`` return the states of every iteration as well."""
         children = self.enter(capsules)
-        with without_autocast(children.pose):
+        with disable_autocast(children.pose):
             parents, states = iterate(self.routing, self.p(), self.make_votes(children, trace), children, trace)
         return (parents, states) if trace else parents
 

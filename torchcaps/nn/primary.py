@@ -6,9 +6,10 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchcaps.capsules import Capsules, refuse_nonfinite, require_float
+from torchcaps._core.validation import check_finite, check_float
+from torchcaps.capsules import Capsules
 from torchcaps.nn.activations import ActivationName, make_activation
-from torchcaps.nn.convolution import Convolution
+from torchcaps.nn.conv import Convolution
 from torchcaps.nn.sizes import Pair, as_count, as_padding, as_pair, resolve_padding
 
 __all__ = ["PrimaryCapsules"]
@@ -95,7 +96,7 @@ class PrimaryCapsules(nn.Module):
         return Capsules(self.activation(pose), activation)
 
     def _check(self, features: Tensor) -> None:
-        require_float(features, "features")
+        check_float(features, "features")
         if features.dim() != 4 or features.shape[1] != self.pose.in_channels:
             raise ValueError(f"features must be [B, {self.pose.in_channels}, H, W], got {list(features.shape)}")
-        refuse_nonfinite(features, "features")
+        check_finite(features, "features")

@@ -17,8 +17,8 @@ from torchcaps.papers.measures.robustness import (
     gan_images,
     white_box,
 )
-from torchcaps.papers.parts import Cell, Claim, Item, Measure, Paper, Parameters, Published, Row, Run
 from torchcaps.papers.settings import CIFAR, DIGITS, NARROW_CAPSNET, NARROW_CNN
+from torchcaps.reproduce.schema import Cell, Claim, Item, Measure, Paper, Parameters, Published, Row, Run
 
 __all__ = ["PAPER"]
 

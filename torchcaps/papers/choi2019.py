@@ -16,8 +16,8 @@ from torchcaps.papers.measures.geometry import (
     paths,
 )
 from torchcaps.papers.measures.training import ensemble
-from torchcaps.papers.parts import Cell, Claim, Item, Measure, Paper, Parameters, Published, Row, Run
 from torchcaps.papers.settings import CIFAR, DIGITS, NARROW_CAPSNET
+from torchcaps.reproduce.schema import Cell, Claim, Item, Measure, Paper, Parameters, Published, Row, Run
 
 __all__ = ["PAPER"]
 

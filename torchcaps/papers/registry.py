@@ -1,7 +1,7 @@
 """Which papers there are."""
 
 from torchcaps.papers import chen2019, choi2019, sabour2017, tsai2020, yang2021
-from torchcaps.papers.parts import Item, Paper
+from torchcaps.reproduce.schema import Item, Paper
 
 __all__ = ["find_columns", "find_item", "find_paper", "find_rows", "list_papers"]
 

@@ -16,8 +16,8 @@ from torchcaps.papers.measures.decoding import (
 )
 from torchcaps.papers.measures.geometry import draw_logits, draw_two_domains, logits, two_domains
 from torchcaps.papers.measures.training import draw_curves, ensemble
-from torchcaps.papers.parts import Cell, Claim, Item, Measure, Paper, Published, Row, Run
 from torchcaps.papers.settings import CIFAR, DIGITS, NARROW_CAPSNET, NARROW_CNN
+from torchcaps.reproduce.schema import Cell, Claim, Item, Measure, Paper, Published, Row, Run
 from torchcaps.routing import Dynamic
 
 __all__ = ["PAPER"]

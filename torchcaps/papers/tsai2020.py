@@ -9,8 +9,8 @@ from functools import partial
 from torchcaps.models.recipe import LossChoice, OptimizerChoice
 from torchcaps.papers.measures.cost import draw_iteration_cost, iteration_cost, net_cost
 from torchcaps.papers.measures.training import draw_curves
-from torchcaps.papers.parts import Cell, Claim, Item, Measure, Paper, Parameters, Published, Row, Run
 from torchcaps.papers.settings import CIFAR
+from torchcaps.reproduce.schema import Cell, Claim, Item, Measure, Paper, Parameters, Published, Row, Run
 from torchcaps.routing import EM, Dynamic, InvertedAttention
 
 __all__ = ["PAPER"]

@@ -11,8 +11,8 @@ from torchcaps.papers.measures.cost import routing_seconds
 from torchcaps.papers.measures.decoding import draw_foreign, foreign_decoder
 from torchcaps.papers.measures.starved import class_coefficients, draw_class_coefficients
 from torchcaps.papers.measures.training import coefficient_signs, draw_curves, draw_early, early_training
-from torchcaps.papers.parts import Cell, Claim, Item, Measure, Paper, Row, Run
 from torchcaps.papers.settings import CIFAR, DIGITS, NARROW_CAPSNET
+from torchcaps.reproduce.schema import Cell, Claim, Item, Measure, Paper, Row, Run
 from torchcaps.routing import Dynamic
 
 __all__ = ["PAPER"]

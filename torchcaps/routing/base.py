@@ -11,8 +11,10 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from torchcaps.capsules import Capsules, make_saveable
-from torchcaps.fields import check_fields, known_name, refuse_unknown
+from torchcaps._core.registry import check_name
+from torchcaps._core.serialize import polymorphic
+from torchcaps._core.validation import check_field_names, check_fields
+from torchcaps.capsules import Capsules, register_pytree
 from torchcaps.votes import Votes, Wiring
 
 __all__ = ["Coefficient", "Geometry", "Routing", "State", "Trace", "iterate"]
@@ -55,8 +57,8 @@ class Trace(NamedTuple):
         return tuple(state.logits for state in self.states)
 
 
-make_saveable(State, "torchcaps.routing.State")
-make_saveable(Trace, "torchcaps.routing.Trace")
+register_pytree(State, "torchcaps.routing.State")
+register_pytree(Trace, "torchcaps.routing.Trace")
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,7 @@ class Coefficient:
 REGISTRY: dict[str, type["Routing"]] = {}
 
 
+@polymorphic
 @dataclass(frozen=True)
 class Routing:
     """A routing algorithm: how parents come out of votes. Subclasses are frozen dataclasses, one file each.
@@ -222,8 +225,8 @@ def create_routing(name: str, **fields: Any) -> Routing:
     >>> create_routing("dynamic", iterations=2)
     Dynamic(iterations=2, gradient='full', leak=False, prior=False, bias=False)
     """
-    cls = REGISTRY[known_name(name, REGISTRY, "routing")]
-    refuse_unknown(cls, fields)
+    cls = REGISTRY[check_name(name, REGISTRY, "routing")]
+    check_field_names(cls, fields)
     return cls(**fields)
 
 

@@ -7,8 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from torchcaps.activations import squash
 from torchcaps.capsules import Capsules
+from torchcaps.functional import squash
 from torchcaps.routing.base import Coefficient, Geometry, Routing, State
 from torchcaps.votes import Votes
 

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from torchcaps._core.validation import check_range
 from torchcaps.capsules import Capsules
-from torchcaps.fields import check_range
 from torchcaps.routing.base import Coefficient, Geometry, Routing, State
 from torchcaps.routing.gaussian import COSTS, child_activations, fit_gaussian, inverse_temperature
 from torchcaps.votes import Votes, Wiring

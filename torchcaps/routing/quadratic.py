@@ -7,10 +7,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from torchcaps.activations import squash
+from torchcaps._core.labels import as_multi_hot, split_labels
+from torchcaps._core.validation import check_range
 from torchcaps.capsules import Capsules, as_capsules
-from torchcaps.fields import check_range
-from torchcaps.labels import as_multi_hot, split_labels
+from torchcaps.functional import squash
 from torchcaps.routing.base import Coefficient, Geometry, Routing, State
 from torchcaps.votes import Votes
 

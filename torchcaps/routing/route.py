@@ -6,7 +6,8 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from torchcaps.capsules import Capsules, as_capsules, refuse_negative, refuse_nonfinite, require_float, without_autocast
+from torchcaps._core.validation import check_finite, check_float, check_non_negative
+from torchcaps.capsules import Capsules, as_capsules, disable_autocast
 from torchcaps.routing.base import Geometry, Routing, Trace, as_routing, iterate
 from torchcaps.votes import DenseVotes
 
@@ -55,7 +56,7 @@ def route(
     torch.Size([2, 10, 16])
     """
     routing = as_routing(routing)
-    require_float(votes, "votes")
+    check_float(votes, "votes")
     if votes.dim() != 4:
         raise ValueError(f"votes must have the axes [B, I, J, D], got {list(votes.shape)}")
     _, slots, parents, dim = votes.shape
@@ -70,9 +71,9 @@ def route(
         raise ValueError(f"{routing} adds the children to the parents, and votes don't tell them: put it into a layer")
     # The algorithms look at the children for their activations, dtype and device; their poses are not known here.
     children = as_capsules(Capsules(votes[:, :, 0], activation), "children")
-    refuse_nonfinite(votes, "votes")
-    refuse_nonfinite(activation, "activation")
-    refuse_negative(activation, "activation")
+    check_finite(votes, "votes")
+    check_finite(activation, "activation")
+    check_non_negative(activation, "activation")
     p = dict(coefficients or {})
     owned = routing.coefficients(geometry)
     for name, value in p.items():
@@ -91,6 +92,6 @@ def route(
             p[name] = votes.new_full(size, coefficient.init, dtype=coefficient.dtype)
         elif p[name].shape != torch.Size(size):
             raise ValueError(f"coefficients[{name!r}] must have the shape {list(size)}, got {list(p[name].shape)}")
-    with without_autocast(votes):
+    with disable_autocast(votes):
         capsules, states = iterate(routing, p, DenseVotes(votes, routing.wire(slots)), children, trace)
     return (capsules, states) if trace else capsules

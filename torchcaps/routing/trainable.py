@@ -6,8 +6,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from torchcaps.activations import exp_squash
 from torchcaps.capsules import Capsules
+from torchcaps.functional import exp_squash
 from torchcaps.routing.base import Coefficient, Geometry, Routing, State
 from torchcaps.votes import Votes
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from torchcaps.activations import squash
 from torchcaps.capsules import Capsules
+from torchcaps.functional import squash
 from torchcaps.routing.base import Routing, State
 from torchcaps.votes import Votes
 

@@ -5,10 +5,10 @@
 0.003
 """
 
+from torchcaps.training.config import RunSpec
 from torchcaps.training.errors import CheckpointError, Diverged, RunError, RunStopped
-from torchcaps.training.loading import Trained, load_run
+from torchcaps.training.inference import Trained, load_run
 from torchcaps.training.run import Result, resume, train
-from torchcaps.training.spec import RunSpec
 
 __all__ = [
     "CheckpointError",

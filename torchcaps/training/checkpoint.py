@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchcaps.data.scratch import into_place, scratch, sync_file
-from torchcaps.training.errors import CheckpointError, RunError, extra
+from torchcaps._core.files import move_into_place, staging_directory, sync_file
+from torchcaps._core.optional import import_optional
+from torchcaps.training.errors import CheckpointError, RunError
 
 __all__ = [
     "Checkpoint",
@@ -92,19 +93,19 @@ def write_checkpoint(
         state: what else.
         previous: what the file that stands there now is called afterwards; without it, it is gone.
     """
-    safetensors = extra("safetensors.torch", "a checkpoint")
+    safetensors = import_optional("safetensors.torch", "a checkpoint")
     own = dict(_unshared(tensors))
     words = json.dumps(state)
     header = {"format": FORMAT, "state": words, "checksum": _checksum(own, words)}
     try:
-        with scratch(path.parent, sweep=False) as place:
+        with staging_directory(path.parent, sweep=False) as place:
             safetensors.save_file(own, place / path.name, header)
             sync_file(place / path.name)  # a full disk may show only now: the old one is not touched before
             if previous is not None and path.exists():
                 os.replace(path, previous)
-            into_place(place / path.name, path)
+            move_into_place(place / path.name, path)
             sync_folder(path.parent)
-    except (OSError, extra("safetensors", "a checkpoint").SafetensorError) as error:
+    except (OSError, import_optional("safetensors", "a checkpoint").SafetensorError) as error:
         reason = str(error).removeprefix("Error while serializing: I/O error: ").partition(" (os error")[0]
         if isinstance(error, OSError) and error.strerror:
             reason = error.strerror
@@ -113,7 +114,7 @@ def write_checkpoint(
 
 def read_checkpoint(path: Path, device: torch.device | str = "cpu") -> Checkpoint:
     """Read a checkpoint, after it was seen to be whole."""
-    safetensors = extra("safetensors", "a checkpoint")
+    safetensors = import_optional("safetensors", "a checkpoint")
     try:
         with safetensors.safe_open(path, "pt", device="cpu") as file:
             header = file.metadata() or {}

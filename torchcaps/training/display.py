@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from torchcaps.training.errors import extra
-from torchcaps.training.measure import Tally
+from torchcaps._core.optional import import_optional
+from torchcaps.training.evaluation import Tally
 
 __all__ = ["Display"]
 
@@ -48,7 +48,7 @@ class Display:
         if not self.terminal:
             yield
             return
-        rich = extra("rich.progress", "the progress bar")
+        rich = import_optional("rich.progress", "the progress bar")
         columns = (
             rich.TextColumn("{task.description}"),
             rich.BarColumn(bar_width=None),

@@ -2,15 +2,14 @@
 
 from typing import Any
 
+from torchcaps._core.registry import check_name, import_object
 from torchcaps.data.registry import REGISTRY as DATA
 from torchcaps.data.registry import register as register_data
 from torchcaps.data.spec import DataSpec
-from torchcaps.fields import known_name
 from torchcaps.models.registry import REGISTRY as MODELS
 from torchcaps.models.registry import Entry
 from torchcaps.models.registry import register as register_model
 from torchcaps.models.spec import ModelSpec
-from torchcaps.training.plain import imported
 
 __all__ = ["find_data", "find_model"]
 
@@ -19,14 +18,14 @@ def find_model(name: str) -> Entry:
     """Return a model by its name, or by the import path of a `ModelSpec`, which gets a name by that."""
     if name not in MODELS and _is_path(name):
         register_model(name, _made(name, ModelSpec, "model", "class MyNet(torchcaps.models.ModelSpec)"))
-    return MODELS[known_name(name, MODELS, "model")]
+    return MODELS[check_name(name, MODELS, "model")]
 
 
 def find_data(name: str) -> str:
     """Return the name of a data set, after a user's own was given one by its import path."""
     if name not in DATA and _is_path(name):
         register_data(name, _made(name, DataSpec, "data set", "class MyData(torchcaps.data.DataSpec)"))
-    return known_name(name, DATA, "data set")
+    return check_name(name, DATA, "data set")
 
 
 def _is_path(name: str) -> bool:
@@ -34,7 +33,7 @@ def _is_path(name: str) -> bool:
 
 
 def _made(path: str, kind: type, what: str, example: str) -> Any:
-    found = imported(path)
+    found = import_object(path)
     if isinstance(found, kind):
         return found
     if not (isinstance(found, type) and issubclass(found, kind)):

@@ -9,16 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchcaps._core.files import staging_directory
+from torchcaps._core.optional import import_optional
+from torchcaps._core.plotting import as_rgb, overlay_two_colors, save_figure
 from torchcaps.capsules import Capsules
 from torchcaps.data import Batch, DataError, Dataset, Loader
-from torchcaps.data.drawing import as_rgb, save_figure, two_colours
-from torchcaps.data.scratch import scratch
 from torchcaps.models import CapsuleNetwork, Network
 from torchcaps.models.judging import is_right
-from torchcaps.training.errors import extra
-from torchcaps.training.measure import Measures
+from torchcaps.training.evaluation import Measures
 from torchcaps.training.predict import Prediction
-from torchcaps.training.setting import some_of
+from torchcaps.training.setup import some_of
 
 __all__ = [
     "draw_confusion",
@@ -38,7 +38,7 @@ MOVES = [round(-0.25 + 0.05 * n, 2) for n in range(11)]  # Sabour 2017, figure 4
 
 
 def _figure(width: float, height: float, layout: str | None = "constrained") -> Any:
-    return extra("matplotlib.figure", "drawing").Figure(figsize=(width, height), dpi=100, layout=layout)
+    return import_optional("matplotlib.figure", "drawing").Figure(figsize=(width, height), dpi=100, layout=layout)
 
 
 def draw_curves(rows: list[dict[str, Any]], out: Path, title: str = "") -> None:
@@ -98,7 +98,7 @@ def draw_confusion(found: Measures, classes: tuple[str, ...], out: Path, title: 
     axes.set_xlabel("taken for")
     axes.set_ylabel("is")
     bar = figure.colorbar(shown, ax=axes, label="wrong images", shrink=0.7)
-    bar.locator = extra("matplotlib.ticker", "drawing").MaxNLocator(integer=True)
+    bar.locator = import_optional("matplotlib.ticker", "drawing").MaxNLocator(integer=True)
     bar.update_ticks()
     axes.set_title(title or f"{found.n_right:,} of {found.n:,} right", fontsize=10)
     save_figure(figure, out)
@@ -209,7 +209,7 @@ def _show(axes: Any, image: Tensor) -> None:
     """Show an image, or the two objects of one in two colours."""
     image = image.float()
     if image.ndim == 4:
-        image = two_colours(*image[:2]) if len(image) > 1 else image[0]
+        image = overlay_two_colors(*image[:2]) if len(image) > 1 else image[0]
     axes.imshow(as_rgb(image).permute(1, 2, 0).clamp(0, 1).numpy(), interpolation="nearest")
 
 
@@ -285,11 +285,11 @@ def draw_prediction(prediction: Prediction, classes: tuple[str, ...], out: Path)
 def write_image(image: Tensor, out: Path) -> None:
     """Write an image, pixel by pixel, as PNG; several objects in two colours."""
     if image.ndim == 4:
-        image = two_colours(*image[:2]) if len(image) > 1 else image[0]
+        image = overlay_two_colors(*image[:2]) if len(image) > 1 else image[0]
     pixels = (as_rgb(image).clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).contiguous()
-    picture = extra("PIL.Image", "writing images").fromarray(pixels.numpy())
+    picture = import_optional("PIL.Image", "writing images").fromarray(pixels.numpy())
     try:
-        with scratch(out.parent, sweep=False) as own:
+        with staging_directory(out.parent, sweep=False) as own:
             picture.save(own / out.name)
             os.replace(own / out.name, out)
     except OSError as error:

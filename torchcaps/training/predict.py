@@ -9,12 +9,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from torchcaps._core.optional import import_optional
 from torchcaps.data import Batch, DataError
-from torchcaps.data.errors import extra
+from torchcaps.data.images import Form, read_picture
 from torchcaps.data.ink import centred_ink
-from torchcaps.data.pictures import Form, read_picture
 from torchcaps.data.registry import is_folder
-from torchcaps.training.loading import Trained
+from torchcaps.training.inference import Trained
 
 __all__ = ["Prediction", "predict"]
 
@@ -121,7 +121,7 @@ def _read(path: Path, form: Form, fill: str = "black", ground: str = "white") ->
 
 def _size(path: Path) -> tuple[int, int]:
     """Return height and width of an image file."""
-    with extra("PIL.Image", "reading images").open(path) as image:
+    with import_optional("PIL.Image", "reading images").open(path) as image:
         return image.height, image.width
 
 

@@ -17,20 +17,21 @@ from typing import Any
 import torch
 
 import torchcaps
+from torchcaps._core.optional import import_optional
 from torchcaps.models import Network
-from torchcaps.models.memory import estimate_memory
+from torchcaps.profiling.memory import estimate_memory
 from torchcaps.routing import Quadratic
 from torchcaps.training.checkpoint import read_checkpoint
+from torchcaps.training.config import RunSpec
 from torchcaps.training.display import Display
-from torchcaps.training.engine import Engine, n_processes, process_rank
-from torchcaps.training.errors import CheckpointError, RunError, extra
-from torchcaps.training.folder import RunFolder
-from torchcaps.training.loop import Training
-from torchcaps.training.measure import Measures
+from torchcaps.training.distributed import Engine, n_processes, process_rank
+from torchcaps.training.errors import CheckpointError, RunError
+from torchcaps.training.evaluation import Measures
 from torchcaps.training.pictures import draw_run
-from torchcaps.training.setting import Images, check_objects, fitted, make_loader, make_network, open_images
-from torchcaps.training.spec import RunSpec
+from torchcaps.training.run_dir import RunFolder
+from torchcaps.training.setup import Images, check_objects, fitted, make_loader, make_network, open_images
 from torchcaps.training.state import Best
+from torchcaps.training.trainer import Training
 
 __all__ = ["Result", "resume", "train"]
 
@@ -170,7 +171,7 @@ def _check(spec: RunSpec, network: Network, images: Images) -> None:
     """Refuse what contradicts itself, and what is not installed."""
     recipe = spec.how
     if spec.tensorboard:
-        extra("tensorboard", "--tensorboard", "tensorboard")
+        import_optional("tensorboard", "--tensorboard")
     if recipe.ascents and not any(isinstance(getattr(m, "routing", None), Quadratic) for m in network.modules()):
         raise ValueError("--ascents is for Quadratic routing (--routing quadratic), which this model does not have")
     recipe.optimizer.make([torch.zeros(1)])  # says what is wrong with its numbers

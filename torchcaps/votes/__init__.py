@@ -2,7 +2,7 @@
 
 from torchcaps.votes.base import Votes
 from torchcaps.votes.dense import DenseVotes
-from torchcaps.votes.streamed import StreamedVotes
+from torchcaps.votes.streaming import StreamedVotes
 from torchcaps.votes.wiring import Wiring, same_padding
 
 __all__ = ["DenseVotes", "StreamedVotes", "Votes", "Wiring", "same_padding"]

@@ -5,7 +5,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from torchcaps.capsules import without_autocast
+from torchcaps.capsules import disable_autocast
 from torchcaps.votes.base import Votes
 from torchcaps.votes.transform import make_votes, side_by_side
 from torchcaps.votes.wiring import Wiring
@@ -45,7 +45,7 @@ class DenseVotes(Votes):
 
     def mix(self, kernel: Tensor) -> Tensor:
         """Return ``Σ_md A_jimd v_mjd``."""
-        with without_autocast(self._votes):
+        with disable_autocast(self._votes):
             return torch.einsum("jimd,b...mjd->b...ij", kernel, self._votes)
 
     def dense(self) -> Tensor:

@@ -5,13 +5,13 @@ from collections.abc import Callable
 import torch
 
 from torchcaps import analysis
+from torchcaps._core.registry import check_name
 from torchcaps.analysis.adversarial import label_sets
 from torchcaps.analysis.attacks import judge
 from torchcaps.cli.kinds.job import PIECE, Columns, Found, Job, between, decimal, drawn, interval, pieces, whole
 from torchcaps.cli.runs import share
 from torchcaps.data import Batch
-from torchcaps.fields import known_name
-from torchcaps.training.loading import Trained
+from torchcaps.training.inference import Trained
 
 __all__ = ["perturbation", "reconstruction", "segmentation"]
 
@@ -40,7 +40,7 @@ def _recognised(job: Job, run: Trained, batch: Batch, tick: Callable[[], None]) 
     """Return the place of the first image that is recognised, of the class asked for, and the number of its class."""
     hot = label_sets(run.model, batch.labels)
     wanted = job.options["class"]
-    number = None if wanted is None else run.classes.index(known_name(wanted, run.classes, "--class"))
+    number = None if wanted is None else run.classes.index(check_name(wanted, run.classes, "--class"))
     there = torch.ones(len(hot), dtype=torch.bool) if number is None else hot[:, number] == 1
     if not bool(there.any()):
         raise ValueError(f"none of these {len(hot):,} images is of the class {wanted}: give more by --images")

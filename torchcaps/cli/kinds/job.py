@@ -13,8 +13,8 @@ from torchcaps.analysis import PixelNetwork
 from torchcaps.cli.images import chosen_images
 from torchcaps.data import Batch, Dataset, Loader
 from torchcaps.metrics import wilson_interval
-from torchcaps.training.loading import Trained
-from torchcaps.training.setting import some_of
+from torchcaps.training.inference import Trained
+from torchcaps.training.setup import some_of
 
 __all__ = [
     "PIECE",

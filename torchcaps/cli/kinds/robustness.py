@@ -12,7 +12,7 @@ from torchcaps.analysis.affine import AXES
 from torchcaps.cli.kinds.job import PIECE, Columns, Found, Job, between, drawn, interval, pieces
 from torchcaps.cli.runs import share
 from torchcaps.data import ImageSet
-from torchcaps.training.loading import load_run
+from torchcaps.training.inference import load_run
 
 __all__ = ["affine", "attack", "gan", "universal"]
 

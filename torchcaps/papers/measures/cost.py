@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 
-from torchcaps.analysis.style import COLOURS, MARKERS, new_figure, save, tidy
+from torchcaps._core.plotting import COLORS, MARKERS, new_figure, save_figure, style_axes
 from torchcaps.models import create_model
-from torchcaps.papers.context import Context
-from torchcaps.papers.kept import Kept
 from torchcaps.papers.measures.peak import training_peaks
-from torchcaps.papers.parts import Measure
-from torchcaps.papers.plan import timed_step
-from torchcaps.papers.scale import NARROW
-from torchcaps.papers.summary import Results
+from torchcaps.reproduce.context import Context
+from torchcaps.reproduce.kept import Kept
+from torchcaps.reproduce.planner import timed_step
+from torchcaps.reproduce.scales import NARROW
+from torchcaps.reproduce.schema import Measure
+from torchcaps.reproduce.statistics import Results
 from torchcaps.routing import EM, Dynamic, InvertedAttention, Quadratic
 
 __all__ = ["draw_iteration_cost", "epoch_seconds", "iteration_cost", "layer_counts", "net_cost", "routing_seconds"]
@@ -135,14 +135,14 @@ def draw_iteration_cost(measure: Measure, results: Results, out: Path) -> None:
     for axes, kind, unit in zip(panels, ("seconds", "memory"), ("milliseconds", "MiB"), strict=True):
         for number, (label, name) in enumerate(words.items()):
             values = [found[f"{label} {kind} {count}"] for count in counts]
-            axes.plot(counts, values, color=COLOURS[number], marker=MARKERS[number], label=name)
-        tidy(axes, "inference, one batch" if kind == "seconds" else "memory to train", "routing iterations", unit)
+            axes.plot(counts, values, color=COLORS[number], marker=MARKERS[number], label=name)
+        style_axes(axes, "inference, one batch" if kind == "seconds" else "memory to train", "routing iterations", unit)
         if all(found[f"{label} {kind} {count}"] > 0 for label in words for count in counts):
             axes.set_yscale("log")  # small nets may find all that they need in memory that is there already
         axes.set_xticks(list(counts))
     panels[0].legend(frameon=False, fontsize=8)
     figure.suptitle(results.title, fontsize=11)
-    save(figure, out)
+    save_figure(figure, out)
 
 
 def layer_counts(context: Context, model: str, layers: dict[str, str]) -> dict[str, Any]:

@@ -6,14 +6,14 @@ from typing import Any
 
 import torch
 
+from torchcaps._core.plotting import new_figure, save_figure, show_image
+from torchcaps._core.serialize import result_from_dict, result_to_dict
 from torchcaps.analysis.perturbation import Perturbation, draw_perturbation, perturb
 from torchcaps.analysis.reconstruction import Reconstructions, draw_reconstructions, reconstruct
 from torchcaps.analysis.segmentation import Segmentation, draw_segmentation, intersection_over_union, segment
-from torchcaps.analysis.style import new_figure, save, show_image
-from torchcaps.papers.context import Context, first_of_each, mean_of
-from torchcaps.papers.held import flat, revived
-from torchcaps.papers.parts import Measure
-from torchcaps.papers.summary import Results
+from torchcaps.reproduce.context import Context, first_of_each, mean_of
+from torchcaps.reproduce.schema import Measure
+from torchcaps.reproduce.statistics import Results
 from torchcaps.training import Trained
 
 __all__ = [
@@ -43,7 +43,7 @@ def reconstructions(context: Context, net: Trained, images: int = 10_000, shown:
         **mean_of("squared_error", found.error_by_label),
         **mean_of("squared_error_of_wrong_by_prediction", found.error_by_prediction[wrong]),
         **mean_of("squared_error_of_wrong_by_label", found.error_by_label[wrong]),
-        **flat(few, "shown_"),
+        **result_to_dict(few, "shown_"),
     }
 
 
@@ -54,7 +54,7 @@ def draw_measured_reconstructions(measure: Measure, results: Results, out: Path)
         return
     found = record["found"]
     counts = (found["n"] - found["wrong"], found["n"])
-    draw_reconstructions(revived(Reconstructions, found, "shown_"), out, results.title, counts=counts)
+    draw_reconstructions(result_from_dict(Reconstructions, found, "shown_"), out, results.title, counts=counts)
 
 
 def perturbations(context: Context, net: Trained, classes: int = 10, shown: int = 4) -> dict[str, Any]:
@@ -66,7 +66,8 @@ def perturbations(context: Context, net: Trained, classes: int = 10, shown: int 
     ends = change[:, :, [0, -1]].mean(dim=(0, 2))
     place = min(shown, len(chosen) - 1)
     few = {
-        name: value if name in ("dims", "amounts") else value[place : place + 1] for name, value in flat(found).items()
+        name: value if name in ("dims", "amounts") else value[place : place + 1]
+        for name, value in result_to_dict(found).items()
     }
     return {
         **few,
@@ -82,7 +83,7 @@ def draw_measured_perturbation(measure: Measure, results: Results, out: Path, mo
     record = results.first(measure)
     if record is None:
         return
-    found = revived(Perturbation, record["found"])
+    found = result_from_dict(Perturbation, record["found"])
     draw_perturbation(found, out, results.title, most=most)
 
 
@@ -110,7 +111,7 @@ def segmentations(context: Context, net: Trained, images: int = 10_000, shown: i
         "absent_ink": 100 * found.mean_absent_ink,
         "n": len(found.right),
         "right": 100 * float(found.right.float().mean()),
-        **flat(few, "shown_"),
+        **result_to_dict(few, "shown_"),
     }
 
 
@@ -120,7 +121,7 @@ def draw_measured_segmentation(measure: Measure, results: Results, out: Path) ->
     if record is None:
         return
     found = record["found"]
-    few = revived(Segmentation, found, "shown_")
+    few = result_from_dict(Segmentation, found, "shown_")
     means = {"mean_by_label": "by_label", "mean_by_prediction": "by_prediction", "mean_baseline": "baseline"}
     means |= {"mean_absent_ink": "absent_ink"}
     few = dataclasses.replace(few, **{field: found[name] / 100 for field, name in means.items()})
@@ -187,4 +188,4 @@ def draw_foreign(measure: Measure, results: Results, out: Path) -> None:
             -0.1, 0.5, words.replace("'s ", "'s\n"), transform=line[0].transAxes, ha="right", va="center", fontsize=9
         )
     figure.suptitle(f"{results.title}: one decoder, two networks' capsules", fontsize=11)
-    save(figure, out)
+    save_figure(figure, out)

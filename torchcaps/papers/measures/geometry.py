@@ -5,16 +5,16 @@ from typing import Any
 
 import torch
 
+from torchcaps._core.serialize import result_from_dict, result_to_dict
 from torchcaps.analysis.affine import AffineSweep, affine_sweep, draw_affine
 from torchcaps.analysis.alignment import Alignment, align, draw_alignment, draw_cosines
 from torchcaps.analysis.directions import Directions, directions, draw_directions
 from torchcaps.analysis.logits import LogitChange, draw_logit_change, logit_change
 from torchcaps.models import create_model
-from torchcaps.papers.context import Context
-from torchcaps.papers.held import flat, revived
-from torchcaps.papers.kept import Kept
-from torchcaps.papers.parts import Measure
-from torchcaps.papers.summary import Results
+from torchcaps.reproduce.context import Context
+from torchcaps.reproduce.kept import Kept
+from torchcaps.reproduce.schema import Measure
+from torchcaps.reproduce.statistics import Results
 from torchcaps.training import Trained
 
 __all__ = [
@@ -51,7 +51,7 @@ def alignment(context: Context, net: Trained, images: int = 10_000, before_tanh:
         "cosine_below_minus_half": 100 * float((moved < -0.5).float().mean()),
         "cosine_above_half": 100 * float((moved > 0.5).float().mean()),
     }
-    return {**numbers, **flat(found)}
+    return {**numbers, **result_to_dict(found)}
 
 
 def _half_of_average(found: Alignment, column: int) -> float:
@@ -67,7 +67,7 @@ def draw_alignment_table(measure: Measure, results: Results, out: Path) -> None:
     record = results.first(measure)
     if record is None:
         return
-    draw_alignment(revived(Alignment, record["found"]), out, results.title)
+    draw_alignment(result_from_dict(Alignment, record["found"]), out, results.title)
 
 
 def draw_cosine_histogram(measure: Measure, results: Results, out: Path) -> None:
@@ -75,13 +75,13 @@ def draw_cosine_histogram(measure: Measure, results: Results, out: Path) -> None
     record = results.first(measure)
     if record is None:
         return
-    draw_cosines(revived(Alignment, record["found"]), out, results.title)
+    draw_cosines(result_from_dict(Alignment, record["found"]), out, results.title)
 
 
 def paths(context: Context, net: Trained, images: int = 500) -> dict[str, Any]:
     """Find two images whose capsules show what cosines of -1 and 1 mean."""
     batch = context.test_batch(net, images)
-    return flat(directions(net.model, batch.images, batch.labels, progress=context.tick))  # type: ignore[arg-type]
+    return result_to_dict(directions(net.model, batch.images, batch.labels, progress=context.tick))  # type: ignore[arg-type]
 
 
 def draw_capsule_paths(measure: Measure, results: Results, out: Path) -> None:
@@ -89,7 +89,7 @@ def draw_capsule_paths(measure: Measure, results: Results, out: Path) -> None:
     record = results.first(measure)
     if record is None:
         return
-    draw_directions(revived(Directions, record["found"]), out, results.title)
+    draw_directions(result_from_dict(Directions, record["found"]), out, results.title)
 
 
 def logits(context: Context, net: Trained, images: int = 1_000, iterations: int = 6) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def logits(context: Context, net: Trained, images: int = 1_000, iterations: int 
         for number, (change, coupling) in enumerate(zip(found.change[-1], found.coupling_change[-1], strict=True)):
             numbers[f"{stage} {number + 1}"] = float(change)
             numbers[f"{stage} coupling {number + 1}"] = float(coupling)
-        numbers |= flat(found, f"{stage}_")
+        numbers |= result_to_dict(found, f"{stage}_")
     return numbers
 
 
@@ -111,7 +111,7 @@ def draw_logits(measure: Measure, results: Results, out: Path) -> None:
     record = results.first(measure)
     if record is None:
         return
-    stages = {stage: revived(LogitChange, record["found"], f"{stage}_") for stage in ("untrained", "trained")}
+    stages = {stage: result_from_dict(LogitChange, record["found"], f"{stage}_") for stage in ("untrained", "trained")}
     draw_logit_change(stages, out, results.title)
 
 
@@ -143,14 +143,16 @@ def two_domains(
     batch = context.batch(net, "expanded-mnist", sweep)
     swept = affine_sweep(net.model, batch.images, batch.labels, progress=context.tick)
     kept.clear()
-    return {**found, "steps": net.step, **flat(swept, "sweep_")}
+    return {**found, "steps": net.step, **result_to_dict(swept, "sweep_")}
 
 
 def draw_two_domains(measures: dict[str, Measure], results: Results, out: Path) -> None:
     """Draw accuracy under growing rotations, scales, shears and shifts, of all networks."""
     records = {name: results.first(measure) for name, measure in measures.items()}
     swept = {
-        name: revived(AffineSweep, record["found"], "sweep_") for name, record in records.items() if record is not None
+        name: result_from_dict(AffineSweep, record["found"], "sweep_")
+        for name, record in records.items()
+        if record is not None
     }
     if swept:
         draw_affine(swept, out, results.title)

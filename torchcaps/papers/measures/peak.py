@@ -12,7 +12,7 @@ import torch
 
 from torchcaps.bench.memory import reset_peak, resident_peak
 from torchcaps.models import create_model
-from torchcaps.papers.plan import timed_step
+from torchcaps.reproduce.planner import timed_step
 from torchcaps.training.errors import RunError
 
 __all__ = ["training_peak", "training_peaks"]

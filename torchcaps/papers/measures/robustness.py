@@ -7,16 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchcaps._core.serialize import result_from_dict, result_to_dict
 from torchcaps.analysis.attacks import AttackResult, attack, draw_attack
 from torchcaps.analysis.gan import GAN, draw_generated, train_acgan
 from torchcaps.analysis.universal import Universal, draw_universal_sizes, train_universal
 from torchcaps.data import ImageSet, Pixels
-from torchcaps.papers.context import Context
-from torchcaps.papers.held import flat, revived
-from torchcaps.papers.kept import Kept
-from torchcaps.papers.parts import Measure
-from torchcaps.papers.scale import fingerprint
-from torchcaps.papers.summary import Results
+from torchcaps.reproduce.context import Context
+from torchcaps.reproduce.kept import Kept
+from torchcaps.reproduce.scales import fingerprint
+from torchcaps.reproduce.schema import Measure
+from torchcaps.reproduce.statistics import Results
 from torchcaps.training import Trained
 from torchcaps.training.errors import RunError
 
@@ -63,7 +63,7 @@ def black_box(context: Context, source: Trained, net: Trained, images: int = 10_
         "white_box": 100 * own.accuracy,
         "white_box_images": n,
         "most_predicted": 100 * found.top_share,
-        **flat(found),
+        **result_to_dict(found),
     }
 
 
@@ -118,7 +118,7 @@ def white_box(
         "attacked_images": n,
         "noise": 100 * found.random_noise_accuracy,
         "noise_images": n,
-        **flat(found),
+        **result_to_dict(found),
     }
 
 
@@ -135,7 +135,7 @@ def draw_white_box(measures: Mapping[str, Mapping[int, Measure]], results: Resul
 
 def _revived(kind: type[Any], measures: Mapping[str, Measure], results: Results) -> dict[str, Any]:
     records = {name: results.first(measure) for name, measure in measures.items()}
-    return {name: revived(kind, record["found"]) for name, record in records.items() if record is not None}
+    return {name: result_from_dict(kind, record["found"]) for name, record in records.items() if record is not None}
 
 
 def gan_images(

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchcaps._core.plotting import COLORS, MARKERS, new_figure, save_figure, style_axes
 from torchcaps.analysis.attacks import judge
-from torchcaps.analysis.style import COLOURS, MARKERS, new_figure, save, tidy
-from torchcaps.papers.context import Context
 from torchcaps.papers.measures.training import coefficients_of
-from torchcaps.papers.parts import Measure
-from torchcaps.papers.summary import Results
+from torchcaps.reproduce.context import Context
+from torchcaps.reproduce.schema import Measure
+from torchcaps.reproduce.statistics import Results
 from torchcaps.training import Trained
 
 __all__ = ["class_coefficients", "draw_class_coefficients"]
@@ -63,7 +63,7 @@ def draw_class_coefficients(measures: Mapping[str, Measure], results: Results, o
     drawn = False
     for number, (label, measure) in enumerate(measures.items()):
         style: dict[str, Any] = {"marker": MARKERS[number % len(MARKERS)], "s": 34, "alpha": 0.8}
-        colour = COLOURS[number % len(COLOURS)]
+        colour = COLORS[number % len(COLORS)]
         style |= {"facecolors": "none", "edgecolors": colour} if number % 2 else {"color": colour}
         for seed, (_, record) in enumerate(results.records(measure)):
             drawn, found = True, record["found"]
@@ -79,7 +79,7 @@ def draw_class_coefficients(measures: Mapping[str, Measure], results: Results, o
         axes.annotate(name, point, (10, 4), textcoords="offset points", fontsize=9)
     axes.axhline(0, color="0.4", linewidth=0.8)
     words = f"{results.item.title}, scale {results.store.scale}, all seeds"
-    tidy(axes, words, "size of a class's coefficients, mean of the classes = 1", "points over dynamic routing")
+    style_axes(axes, words, "size of a class's coefficients, mean of the classes = 1", "points over dynamic routing")
     axes.set_xlim(left=0)
     axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    save(figure, out)
+    save_figure(figure, out)

@@ -6,18 +6,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcaps.analysis.style import COLOURS, MARKERS, new_figure, save, tidy
+from torchcaps._core.plotting import COLORS, MARKERS, new_figure, save_figure, style_axes
 from torchcaps.data import Loader
 from torchcaps.models import create_model
 from torchcaps.models.registry import REGISTRY
-from torchcaps.papers.context import Context
-from torchcaps.papers.kept import Kept
-from torchcaps.papers.parts import Measure
-from torchcaps.papers.scale import NARROW
-from torchcaps.papers.summary import Results
+from torchcaps.reproduce.context import Context
+from torchcaps.reproduce.kept import Kept
+from torchcaps.reproduce.scales import NARROW
+from torchcaps.reproduce.schema import Measure
+from torchcaps.reproduce.statistics import Results
 from torchcaps.routing import Dynamic, Quadratic, Routing
 from torchcaps.training import Trained
-from torchcaps.training.loading import measure as test_together
+from torchcaps.training.inference import measure as test_together
 
 __all__ = ["coefficient_signs", "coefficients_of", "curves", "draw_curves", "draw_early", "early_training", "ensemble"]
 
@@ -135,12 +135,12 @@ def draw_early(measure: Measure, results: Results, out: Path) -> None:
             if what == "negative" and label == "dynamic":
                 continue  # a softmax has none
             values = torch.as_tensor(found[f"{label} {what}"]).float()
-            axes.plot(steps, values, color=COLOURS[number], marker=MARKERS[number], markersize=3, label=name)
-        tidy(axes, words, "steps", "%")
+            axes.plot(steps, values, color=COLORS[number], marker=MARKERS[number], markersize=3, label=name)
+        style_axes(axes, words, "steps", "%")
         axes.set_ylim(bottom=0)
         axes.legend(frameon=False, fontsize=8)
     figure.suptitle(results.title, fontsize=11)
-    save(figure, out)
+    save_figure(figure, out)
 
 
 def curves(results: Results, column: str, key: str) -> dict[str, list[tuple[list[float], list[float]]]]:
@@ -179,7 +179,7 @@ def draw_curves(
     for axes, (name, group) in zip(grid, panels, strict=True):
         rows = {label: seeds for label, seeds in there[name].items() if label.startswith(group)}
         for number, (label, seeds) in enumerate(rows.items()):
-            colour, dashes = COLOURS[number % 7], ("-", "--")[number // 7 % 2]
+            colour, dashes = COLORS[number % 7], ("-", "--")[number // 7 % 2]
             words = label.removeprefix(group).strip(", ") or label
             for seed, (epochs, values) in enumerate(seeds):
                 values = [100 * (1 - value) if share else value for value in values]
@@ -188,7 +188,7 @@ def draw_curves(
                 axes.plot(epochs, values, color=colour, linestyle=dashes, **(thin if seed else marked))
         what = "error, %" if share else "loss"
         heading = group or (name if len(columns) > 1 else "")
-        tidy(axes, heading, "epochs", f"{'test' if key.startswith('test') else 'training'} {what}")
+        style_axes(axes, heading, "epochs", f"{'test' if key.startswith('test') else 'training'} {what}")
         axes.xaxis.get_major_locator().set_params(integer=True)
         if rows and not below:
             axes.legend(frameon=False, fontsize=7)
@@ -199,4 +199,4 @@ def draw_curves(
     seeds = max(len(seeds) for found in there.values() for seeds in found.values())
     words = f"{results.item.title}, scale {results.store.scale}"
     figure.suptitle(f"{words}, seed 0" if seeds == 1 else f"{words}; thin: further seeds", fontsize=11)
-    save(figure, out)
+    save_figure(figure, out)

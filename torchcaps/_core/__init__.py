@@ -1,0 +1,1 @@
+"""Utilities shared by all packages: validation, registry, atomic files, randomness, serialisation, plotting."""

@@ -1,0 +1,79 @@
+"""Label formats of losses, metrics and decoders: class indices or multi-hot rows."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+__all__ = ["as_multi_hot", "check_class_indices", "split_labels"]
+
+INTEGER_DTYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+def check_class_indices(labels: Tensor, n_classes: int, name: str = "labels") -> Tensor:
+    """Return class indices as int64; raise if the dtype is not an integer or an index is outside ``0..n_classes-1``.
+
+    The range is not checked inside a compiled graph, which can't raise on a value.
+    """
+    if not isinstance(labels, Tensor):
+        raise TypeError(f"{name} must be a tensor of class indices, got {type(labels).__name__}")
+    if labels.dtype not in INTEGER_DTYPES:
+        raise TypeError(f"{name} must be integers (torch.int64), got {labels.dtype}")
+    if not torch.compiler.is_compiling() and labels.numel() and not labels.is_meta:
+        low, high = int(labels.min()), int(labels.max())
+        if low < 0 or high >= n_classes:
+            raise ValueError(f"{name} must be in 0..{n_classes - 1}, got {low if low < 0 else high}")
+    return labels.long()
+
+
+def as_multi_hot(labels: Tensor, n_classes: int, name: str = "labels") -> Tensor:
+    """Return labels as multi-hot rows: 1 for every class of an image, 0 elsewhere.
+
+    Shapes:
+        class indices ``[B]``, or multi-hot ``[B, classes]`` of any dtype ``-> [B, classes]``
+    """
+    if isinstance(labels, Tensor) and labels.dim() == 2:
+        if labels.shape[1] != n_classes:
+            raise ValueError(f"{name} must have one column for each of the {n_classes} classes, got {labels.shape[1]}")
+        if not torch.compiler.is_compiling() and not labels.is_meta and not bool(((labels == 0) | (labels == 1)).all()):
+            other = labels[(labels != 0) & (labels != 1)][0].item()
+            raise ValueError(f"{name} with one column per class must contain only 0 and 1, got {other}")
+        return labels
+    if isinstance(labels, Tensor) and labels.dim() != 1:
+        raise ValueError(f"{name} must be class indices [B] or multi-hot rows [B, classes], got {list(labels.shape)}")
+    return F.one_hot(check_class_indices(labels, n_classes, name), n_classes)
+
+
+def split_labels(labels: Tensor, n_classes: int, n_objects: int = 1, name: str = "labels") -> tuple[Tensor, Tensor]:
+    """Return labels in both formats: the class indices of each image's objects, and multi-hot rows.
+
+    An image with several objects (MultiMNIST) is labelled either by their class indices ``[B, objects]``, in the order
+    of the objects, or by multi-hot rows ``[B, classes]``, from which the indices are returned in ascending order. If
+    both have the same shape, integers are read as class indices.
+
+    Shapes:
+        ``[B]``, ``[B, objects]`` or ``[B, classes] ->`` indices ``[B]`` or ``[B, objects]``, and ``[B, classes]``
+    """
+    if not isinstance(labels, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(labels).__name__}")
+    if labels.dim() == 1 and n_objects == 1:
+        return check_class_indices(labels, n_classes, name), as_multi_hot(labels, n_classes, name)
+    if labels.dim() == 2 and labels.shape[1] == n_objects > 1 and labels.dtype in INTEGER_DTYPES:
+        indices = check_class_indices(labels, n_classes, name)
+        present = F.one_hot(indices, n_classes).amax(1)
+        if not torch.compiler.is_compiling() and not labels.is_meta and bool((present.sum(1) != n_objects).any()):
+            raise ValueError(f"{name} must name {n_objects} different classes for each image, got the same class twice")
+        return indices, present
+    if labels.dim() == 2 and labels.shape[1] == n_classes:
+        hot = as_multi_hot(labels, n_classes, name)
+        counts = hot.sum(1)
+        if not torch.compiler.is_compiling() and not hot.is_meta and bool((counts != n_objects).any()):
+            found = int(counts[counts != n_objects][0])
+            raise ValueError(
+                f"{name} must name {n_objects} of {n_classes} classes for each image, got one with {found}"
+            )
+        indices = hot.to(torch.uint8).topk(n_objects, dim=1).indices.sort(1).values
+        return (indices[:, 0] if n_objects == 1 else indices), hot
+    expected = "[B]" if n_objects == 1 else f"[B, {n_objects}]"
+    raise ValueError(
+        f"{name} must be class indices {expected} or multi-hot rows [B, {n_classes}], got {list(labels.shape)}"
+    )

@@ -1,0 +1,102 @@
+"""Registry of named things: routings, models, data sets, analyses, papers."""
+
+import difflib
+import fnmatch
+import importlib
+import pkgutil
+from collections.abc import Collection, Iterator
+from typing import Any, Generic, TypeVar
+
+from torchcaps._core.validation import join_quoted
+
+__all__ = ["Registry", "check_name", "import_object", "is_import_path"]
+
+T = TypeVar("T")
+MAX_NAMES_SHOWN = 8  # in the error for an unknown name
+
+
+class Registry(Generic[T]):
+    """A mapping from names to registered things, filled by importing the modules of a package.
+
+    Args:
+        kind: noun for error messages, such as ``"model"``.
+        package: import path of the package whose modules register the entries. Each of its modules is imported before
+            the first look-up, so adding a file to the package is enough to register what it defines. ``None``: no
+            discovery.
+
+    >>> colors = Registry[str]("color")
+    >>> colors.register("red", "#f00")
+    >>> colors.get("red"), colors.list(), "blue" in colors
+    ('#f00', ['red'], False)
+    """
+
+    def __init__(self, kind: str, package: str | None = None) -> None:
+        self.kind, self._package = kind, package
+        self._entries: dict[str, T] = {}
+        self._discovering = False
+
+    def discover(self) -> None:
+        """Import every module of the package, once."""
+        if self._package is None or self._discovering:
+            return
+        self._discovering = True  # modules may look up entries while they are imported
+        package = importlib.import_module(self._package)
+        for module in pkgutil.iter_modules(package.__path__):
+            importlib.import_module(f"{self._package}.{module.name}")
+
+    def register(self, name: str, entry: T) -> None:
+        """Add an entry; a name can be registered once."""
+        if name in self._entries:
+            raise ValueError(f"a {self.kind} named {name!r} is already registered")
+        self._entries[name] = entry
+
+    def get(self, name: str) -> T:
+        """Return the entry of a name; an unknown name raises a ValueError that suggests similar ones."""
+        if name not in self._entries:
+            self.discover()
+        return self._entries[check_name(name, self._entries, self.kind)]
+
+    def list(self, pattern: str | None = None) -> list[str]:
+        """Return the registered names, sorted; ``pattern`` filters them by shell wildcards (``"tsai2020_*"``)."""
+        self.discover()
+        return sorted(name for name in self._entries if pattern is None or fnmatch.fnmatch(name, pattern))
+
+    def __contains__(self, name: object) -> bool:
+        self.discover()
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.list())
+
+    def __len__(self) -> int:
+        return len(self.list())
+
+
+def check_name(name: str, known: Collection[str], kind: str) -> str:
+    """Return ``name`` if it is one of ``known``; otherwise raise a ValueError that suggests the closest ones."""
+    if not isinstance(name, str):
+        raise TypeError(f"{kind} must be a name, got {name!r}")
+    if name not in known:
+        close = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.4)
+        if close:
+            raise ValueError(f"unknown {kind} {name!r}: did you mean {join_quoted(close)}?")
+        shown = sorted(known)[:MAX_NAMES_SHOWN]
+        more = ", ..." if len(known) > len(shown) else ""
+        raise ValueError(f"unknown {kind} {name!r}: expected one of {', '.join(map(repr, shown))}{more}")
+    return name
+
+
+def is_import_path(name: object) -> bool:
+    """Return whether a name has the form of an import path, ``my_module.MyClass``."""
+    return isinstance(name, str) and "." in name and all(part.isidentifier() for part in name.split("."))
+
+
+def import_object(path: str) -> Any:
+    """Return the object that an import path such as ``my_module.MyRouting`` names."""
+    module, _, name = path.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ImportError as error:
+        raise ValueError(f"{path} can't be imported: {error}") from error
+    except AttributeError as error:
+        raise ValueError(f"{path} can't be imported: {module} has no {name!r}") from error

@@ -1,0 +1,127 @@
+"""Conversion of settings and results to plain values (dicts, lists, numbers, strings) for YAML and JSON, and back.
+
+An object of a polymorphic base class (a routing, a schedule) is written as ``class_path`` and ``init_args``, as
+jsonargparse writes it, so that the configuration of a run can be passed back on the command line.
+"""
+
+import dataclasses
+import os
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from torchcaps._core.registry import import_object
+
+__all__ = ["from_plain", "polymorphic", "result_from_dict", "result_to_dict", "to_json", "to_plain"]
+
+T = TypeVar("T")
+_POLYMORPHIC: list[type] = []  # base classes whose subclass is part of the value
+
+
+def polymorphic(base: type[T]) -> type[T]:
+    """Class decorator: instances of subclasses are written with their class."""
+    _POLYMORPHIC.append(base)
+    return base
+
+
+def to_plain(value: Any) -> Any:
+    """Return a setting as dicts, lists, numbers and strings; raise a TypeError for anything else.
+
+    >>> from torchcaps.routing import EM
+    >>> to_plain(EM(2))["class_path"]
+    'torchcaps.routing.em.EM'
+    """
+    if isinstance(value, tuple(_POLYMORPHIC)):
+        fields = {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {"class_path": f"{type(value).__module__}.{type(value).__qualname__}", "init_args": fields}
+    if dataclasses.is_dataclass(value):
+        return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, tuple | list):
+        return [to_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: to_plain(item) for key, item in value.items()}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"a setting must be a number, string, list, mapping or dataclass, got {value!r}")
+
+
+def from_plain(annotation: Any, value: Any) -> Any:
+    """Return the setting of type ``annotation`` that plain values describe.
+
+    >>> from torchcaps.routing import EM, Routing
+    >>> from_plain(Routing, to_plain(EM(2))) == EM(2)
+    True
+    """
+    if isinstance(value, dict) and "class_path" in value:
+        cls = import_object(value["class_path"])
+        if not (isinstance(cls, type) and issubclass(cls, tuple(_POLYMORPHIC))):
+            raise ValueError(f"{value['class_path']} is not a routing or schedule")
+        return _build(cls, value.get("init_args") or {})
+    if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
+        if not isinstance(value, dict):
+            raise ValueError(f"{annotation.__name__} must be a mapping of fields, got {value!r}")
+        return _build(annotation, value)
+    if isinstance(value, list):
+        return tuple(from_plain(_item_type(annotation), item) for item in value)
+    return value
+
+
+def _build(cls: type, fields: dict[str, Any]) -> Any:
+    hints = typing.get_type_hints(cls)
+    known = {field.name for field in dataclasses.fields(cls)}
+    for name in fields:
+        if name not in known:
+            raise ValueError(f"{cls.__name__} has no field {name!r}")
+    return cls(**{name: from_plain(hints[name], value) for name, value in fields.items()})
+
+
+def _item_type(annotation: Any) -> Any:
+    """Return the element type of a tuple annotation."""
+    union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    for option in typing.get_args(annotation) if union else (annotation,):
+        if typing.get_origin(option) is tuple:
+            return typing.get_args(option)[0]
+    return Any
+
+
+def to_json(value: Any) -> Any:
+    """Return a result as JSON values: tensors as lists, dataclasses as objects, paths as strings."""
+    if isinstance(value, Tensor):
+        return value.tolist() if value.ndim else value.item()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): to_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json(item) for item in value]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return value
+
+
+def result_to_dict(result: Any, prefix: str = "") -> dict[str, Any]:
+    """Return the fields of a result dataclass by name, each name with a prefix."""
+    return {f"{prefix}{field.name}": getattr(result, field.name) for field in dataclasses.fields(result)}
+
+
+def result_from_dict(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
+    """Rebuild a result dataclass from a record, so that its figure can be drawn without the network."""
+    hints = typing.get_type_hints(cls)
+    fields = {}
+    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+        value = values[f"{prefix}{field.name}"]
+        if hints[field.name] is Tensor:
+            value = torch.as_tensor(value)
+            value = value.float() if value.is_floating_point() else value
+        elif isinstance(value, list):
+            value = _as_tuple(value)
+        fields[field.name] = value
+    return cls(**fields)
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(_as_tuple(item) for item in value) if isinstance(value, list) else value

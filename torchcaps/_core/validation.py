@@ -1,0 +1,130 @@
+"""Argument checks: dataclass fields against their annotations, numeric ranges, and tensors."""
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "check_field_names",
+    "check_fields",
+    "check_finite",
+    "check_float",
+    "check_no_nan",
+    "check_non_negative",
+    "check_range",
+    "join_quoted",
+]
+
+
+def check_fields(owner: Any) -> None:
+    """Check each field of a dataclass instance against its annotation (Literal, bool, int, float, None).
+
+    Fields of other types are checked by the owner.
+    """
+    hints = typing.get_type_hints(type(owner))
+    for field in dataclasses.fields(owner):
+        _check_field(owner, field.name, hints[field.name])
+
+
+def _check_field(owner: Any, name: str, annotation: Any) -> None:
+    value = getattr(owner, name)
+    if typing.get_origin(annotation) is Literal:
+        choices = typing.get_args(annotation)
+        if value not in choices:
+            raise ValueError(f"{type(owner).__name__}: {name} must be {join_quoted(choices)}, got {value!r}")
+        return
+    union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    options = typing.get_args(annotation) if union else (annotation,)
+    if not set(options) <= {bool, int, float, type(None)}:
+        return
+    allowed = (*options, int) if float in options else options
+    if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in options):
+        words = {bool: "True or False", int: "an int", float: "a number"}
+        expected = " or ".join(words.get(option, "None") for option in options)
+        raise TypeError(f"{type(owner).__name__}: {name} must be {expected}, got {value!r}")
+
+
+def check_range(owner: Any, name: str, least: float, most: float = math.inf, strict: bool = False) -> None:
+    """Raise a ValueError if a numeric field is below ``least`` (or equal, if ``strict``), above ``most``, or NaN.
+
+    ``None`` passes. Infinity passes only if ``most`` is infinite.
+    """
+    value = getattr(owner, name)
+    if value is None or (least < value <= most if strict else least <= value <= most):
+        return
+    bounds = f"greater than {least:g}" if strict else f"at least {least:g}"
+    bounds += "" if most == math.inf else f" and at most {most:g}"
+    raise ValueError(f"{type(owner).__name__}: {name} must be {bounds}, got {value}")
+
+
+def check_field_names(cls: Any, names: Iterable[str], owner: str | None = None) -> None:
+    """Raise a ValueError if a name is not a field of the dataclass ``cls``; the message lists its fields."""
+    known = [field.name for field in dataclasses.fields(cls)]
+    for name in names:
+        if name not in known:
+            expected = join_quoted(known, "and") if known else "none"
+            raise ValueError(f"{owner or cls.__name__} has no field {name!r}: its fields are {expected}")
+
+
+def join_quoted(names: Iterable[Any], conjunction: str = "or") -> str:
+    """Join names for a sentence, each quoted.
+
+    >>> join_quoted(["l1", "l2"])
+    "'l1' or 'l2'"
+    """
+    quoted = [repr(name) for name in names]
+    return quoted[0] if len(quoted) == 1 else ", ".join(quoted[:-1]) + f" {conjunction} " + quoted[-1]
+
+
+def check_float(value: Any, name: str) -> None:
+    """Raise a TypeError if a value is not a floating-point tensor."""
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
+        raise TypeError(f"{name} must be a floating-point tensor, got {kind}")
+
+
+def check_finite(tensor: Tensor | None, name: str) -> None:
+    """Raise a ValueError if a tensor contains NaN or infinities, which routing would spread over every parent.
+
+    Costs one pass over the children, far less than the votes. Skipped inside a compiled or exported graph, which
+    can't raise on a value.
+    """
+    if tensor is None or torch.compiler.is_compiling() or tensor.is_meta:
+        return
+    if bool(torch.isfinite(tensor.detach().sum())):
+        return  # one pass; a non-finite sum may also be an overflow, so count below
+    finite = torch.isfinite(tensor.detach())
+    if not bool(finite.all()):
+        n_bad = tensor.numel() - int(finite.sum())
+        raise ValueError(f"{name} must be finite, got {n_bad} NaN or infinite of {tensor.numel()} values")
+
+
+def check_no_nan(values: Tensor, name: str) -> None:
+    """Raise if scores are not floating-point or contain NaN, which compares as false and would be counted as a score.
+
+    Skipped inside a compiled or exported graph.
+    """
+    check_float(values, name)
+    if torch.compiler.is_compiling() or values.is_meta:
+        return
+    n_nan = int(torch.isnan(values.detach()).sum())
+    if n_nan:
+        raise ValueError(f"{name} must not contain NaN, got {n_nan} NaN of {values.numel()} values")
+
+
+def check_non_negative(activation: Tensor | None, name: str) -> None:
+    """Raise a ValueError if an activation is negative: activations are probabilities.
+
+    Skipped inside a compiled or exported graph.
+    """
+    if activation is None or torch.compiler.is_compiling() or activation.is_meta or activation.numel() == 0:
+        return
+    least = float(activation.detach().min())
+    if least < 0:
+        raise ValueError(f"{name} must not be negative, got {least:g}")

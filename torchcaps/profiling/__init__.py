@@ -1,0 +1,1 @@
+"""Model profiling: layer table and memory estimate."""

@@ -1,0 +1,1 @@
+"""Reproduction engine: schema of tables and figures, planner, runner, record store, statistics, rendering."""

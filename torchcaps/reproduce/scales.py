@@ -1,0 +1,145 @@
+"""The three scales: what becomes of a run in seconds, in an afternoon on two cores, and as the paper did it."""
+
+import dataclasses
+import hashlib
+import json
+from typing import Any, Literal
+
+from torchcaps.models import (
+    Chen2019,
+    Chen2019Dynamic,
+    Chen2019Multi,
+    ChenCNN,
+    ChenFlatCNN,
+    Choi2019,
+    FlatCNN,
+    Hinton2018,
+    LeNet,
+    PooledCNN,
+    ResNet18,
+    Sabour2017,
+    Tsai2020,
+    Tsai2020Diverse,
+    Tsai2020Dynamic,
+    Tsai2020EM,
+    TsaiCNN,
+    TsaiDiverseCNN,
+    Yang2021,
+)
+from torchcaps.models.recipe import Recipe
+from torchcaps.reproduce.schema import Run
+from torchcaps.training import RunSpec
+from torchcaps.training.names import find_model
+
+__all__ = ["NARROW", "SCALES", "SEEDS", "Scale", "deciding", "digest", "fingerprint", "run_spec"]
+
+Scale = Literal["smoke", "cpu", "full"]
+SCALES: tuple[Scale, ...] = ("smoke", "cpu", "full")
+SEEDS = {"smoke": 1, "cpu": 2, "full": 3}  # by default
+
+# Every architecture at a width that a test can afford.
+NARROW: dict[type, dict[str, Any]] = {
+    Sabour2017: {"width": 16, "types": 4, "hidden": (32,)},
+    Choi2019: {"width": 8, "types": 4, "primary_dim": 8, "dim": 8, "hidden": (32,)},
+    Hinton2018: {"width": 16, "primary_types": 4, "types": 4},
+    Tsai2020: {"width": 16, "types": 4, "stages": ((16, 1),), "blocks": 1},
+    Tsai2020Dynamic: {"width": 16, "types": 4, "stages": ((16, 1),), "blocks": 1},
+    Tsai2020EM: {"width": 16, "types": 4, "stages": ((16, 1),), "blocks": 1},
+    Tsai2020Diverse: {"width": 16, "types": 4, "dim": 16},
+    Chen2019: {"width": 16, "types": 4, "hidden": (32,)},
+    Chen2019Multi: {"width": 16, "types": 4},
+    Chen2019Dynamic: {"width": 16, "types": 4, "hidden": (32,)},
+    Yang2021: {"width": 16, "types": 4, "hidden": (32,)},
+    FlatCNN: {"width": 8, "features": (24, 16)},
+    ChenFlatCNN: {"width": 8, "features": (24, 16)},
+    PooledCNN: {"width": 8, "features": 32},
+    LeNet: {"width": 4, "features": 32},
+    TsaiCNN: {"width": 16},
+    ResNet18: {"width": 4},
+    TsaiDiverseCNN: {"width": 16, "features": 32},
+    ChenCNN: {"width": 8, "channels": 16, "features": 32},
+}
+# Nothing that decides what comes out of a run, but where and how it is computed.
+FREE = {
+    "seed", "data_dir", "threads", "workers", "devices", "accelerator", "checkpoint_minutes", "checkpoint_steps",
+    "note", "tensorboard", "evaluate_every",
+}  # fmt: skip
+FOLLOWING = ("image", "classes", "streamed")  # fields of models that follow the images, or the memory
+MADE = ("multimnist", "multimnist-official", "diverse-multimnist", "expanded-mnist", "affnist-style")
+
+
+def run_spec(run: Run, scale: Scale, seed: int = 0, **own: Any) -> RunSpec:
+    """Return a run at a scale.
+
+    Args:
+        run: the run.
+        scale: ``"smoke"``: the narrowest net, two steps on the embedded digits, whatever the paper's data set is;
+            ``"cpu"``: what the paper's file says; ``"full"``: the paper's setting.
+        seed: of everything.
+        own: fields of the run that decide where it is computed: threads, the data folder.
+    """
+    changes = dict(run.changes)
+    if scale == "cpu":
+        changes |= run.cpu
+    spec = RunSpec.of(run.model, seed=seed, **changes, **own)
+    return _smoke(spec) if scale == "smoke" else spec
+
+
+def _smoke(spec: RunSpec) -> RunSpec:
+    """Return a run that ends in a moment: no number of it means anything, but all of its parts have worked."""
+    recipe = spec.how
+    kind = type(find_model(spec.model).spec)
+    fields = {**spec.fields, **NARROW.get(kind, {})}
+    if kind is Tsai2020 and "dim" in {f.name for f in dataclasses.fields(kind)}:
+        fields["dim"] = 16
+    made = recipe.data in MADE
+    grey = made or recipe.data in ("mnist", "fashion-mnist")
+    test = "affnist-style" if recipe.test_data.startswith("affnist") else recipe.test_data
+    changes: dict[str, Any] = {
+        "data": recipe.data if made else "digits",
+        "augmentation": recipe.augmentation if grey else "",
+        "test_data": test,
+        "batch_size": 16,
+        "steps": 2,
+        "validate": 0.25 if recipe.validate else 0.0,
+    }
+    return dataclasses.replace(
+        spec,
+        fields=fields,
+        data_options={**spec.data_options, "source": "digits"} if made else {},
+        test_options={"source": "digits"} if test in MADE else {},
+        train_images=64,
+        test_images=32,
+        evaluate_steps=2,
+    ).but(**changes)
+
+
+def deciding(spec: RunSpec) -> dict[str, Any]:
+    """Return all of a run that decides what comes out of it, as JSON holds it: its settings, and under ``"net"`` every
+    field of its model but for what follows the images or the memory.
+    """
+    settings = {k: v for k, v in spec.plain().items() if k not in (*FREE, "fields")}
+    net = dataclasses.replace(find_model(spec.model).spec, **spec.fields)
+    fields = {f.name: getattr(net, f.name) for f in dataclasses.fields(net) if f.name not in FOLLOWING}
+    return json.loads(json.dumps({**settings, "net": fields}, default=_words))
+
+
+def fingerprint(spec: RunSpec) -> str:
+    """Return a short name for all that decides a run, which is another one when a default has changed."""
+    return hashlib.sha256(json.dumps(deciding(spec), sort_keys=True).encode()).hexdigest()[:8]
+
+
+def _words(value: Any) -> Any:
+    """Return what JSON has no form for: a routing or the like by its kind and its fields."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {"kind": type(value).__name__, **{f.name: getattr(value, f.name) for f in dataclasses.fields(value)}}
+    return str(value)
+
+
+def digest(spec: RunSpec) -> str:
+    """Return a short name for what a run is, the same wherever and with whatever seed it is computed."""
+    plain = {k: v for k, v in spec.plain().items() if k not in FREE and v is not None}
+    defaults = {f.name: f.default for f in dataclasses.fields(RunSpec) if f.default is not dataclasses.MISSING}
+    defaults |= {f.name: f.default for f in dataclasses.fields(Recipe) if isinstance(f.default, int | float | str)}
+    kept = {k: v for k, v in plain.items() if k not in defaults or defaults[k] != v}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:8]

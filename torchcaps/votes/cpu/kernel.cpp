@@ -1,0 +1,645 @@
+// One pass over the votes of a capsule layer, forward or backward, without storing them.
+//
+// The axis that runs through the vector registers is not a capsule's but the images' and places': a lane is one
+// (image, place) pair. Every step of a routing is then the same for all lanes, whatever the number of children,
+// parents or dimensions: dot products, softmax and sums need no shuffling, and transformation matrices are read as
+// single numbers that a register is filled with. Votes live in registers, a few at a time, and are made again where they
+// are needed again: that costs less than to write them down, even to the nearest cache.
+//
+// A block of slots goes through the parents together, so that what belongs to a parent is loaded once for all of them.
+//
+// Letters are those of torchcaps.capsules. Panels are [rows][lanes]: what a slot reads [A * X], parents [J * D] with
+// d = a * Y + y, couplings [J].
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace {
+
+// What a vector register holds, and how many there are. A vector wider than its register is taken apart, and what does
+// not fit into the registers goes through memory: slower than the arithmetic, and to compile by far.
+#if defined(__AVX512F__)
+constexpr int BYTES = 64, REGISTERS = 32;
+#elif defined(__AVX__)
+constexpr int BYTES = 32, REGISTERS = 16;
+#elif defined(__aarch64__)
+constexpr int BYTES = 16, REGISTERS = 32;
+#else
+constexpr int BYTES = 16, REGISTERS = 16;
+#endif
+constexpr int TILE = REGISTERS / 2;  // vectors that are added up side by side; the others hold what is added
+
+template <class T>
+struct Vector {
+  static constexpr int N = BYTES / sizeof(T);
+  typedef T Type __attribute__((vector_size(BYTES), aligned(BYTES), may_alias));
+};
+
+typedef int32_t Ints __attribute__((vector_size(BYTES)));
+typedef Vector<float>::Type Floats;
+typedef Vector<double>::Type Doubles;
+
+inline Floats exp_of(Floats x) {  // Cephes' expf: 2^n times a polynomial, 1 unit in the last place or two
+  const Floats low = Floats{} - 87.0f, magic = Floats{} + 12582912.0f;
+  x = x < low ? low : x;
+  const Floats n = (x * 1.44269504088896341f + magic) - magic;
+  const Floats r = x - n * 0.693359375f + n * 2.12194440e-4f;
+  Floats p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  const Ints power = (__builtin_convertvector(n, Ints) + 127) << 23;
+  Floats scale;
+  std::memcpy(&scale, &power, sizeof scale);
+  return p * scale;
+}
+
+inline Doubles exp_of(Doubles x) {
+  for (int lane = 0; lane < Vector<double>::N; ++lane) x[lane] = std::exp(x[lane]);
+  return x;
+}
+
+// The sums over the lanes of as many vectors as a vector has lanes, as one vector: two by two, halves are put beside each
+// other and added, then quarters, and so on. Sum k ends in lane k.
+template <class V, int Half, size_t... L>
+inline V folded(V a, V b, std::index_sequence<L...>) {
+  constexpr int N = sizeof...(L);
+  return __builtin_shufflevector(a, b, (L % (2 * Half) < Half ? L : N + L - Half)...) +
+         __builtin_shufflevector(a, b, (L % (2 * Half) < Half ? L + Half : N + L)...);
+}
+
+template <class V, int N, int Half = N / 2>
+inline V sums_over_lanes(V* rows) {
+  for (int k = 0; k < Half; ++k) rows[k] = folded<V, Half>(rows[k], rows[k + Half], std::make_index_sequence<N>());
+  if constexpr (Half > 1) return sums_over_lanes<V, N, Half / 2>(rows);
+  else return rows[0];
+}
+
+}  // namespace
+
+extern "C" {
+
+enum Kind : int64_t { SUM, DOT, SQSUM, SQDIST, ATTEND };
+
+// What torchcaps/votes/cpu/kernel.py fills in, in this order.
+struct Pass {
+  int64_t kind, leak, through;          // leak: a competitor with no parent; through: whether couplings have a gradient
+  int64_t lanes, slots, types, cells;   // lanes: images times places
+  int64_t rows, columns, parents, outs;  // A, X of one read, J, Y
+  int64_t by_type;                      // a slot reads its whole window
+  int64_t sites[2], grid[2], kernel[2], stride[2], before[2];
+  int64_t steps[4];                     // from one image, row, column, type of the children to the next
+  int64_t chunk;                        // lanes at a time
+  int64_t begin, end;                   // forward: lanes; backward: child types
+  const void *pose, *weight, *bias;     // children, [I, X, J, Y], [I, J, D] or null
+  const void *pairs, *first, *second;   // [lanes, I, J]; [lanes, J, D] twice: coupling; query or mean; scale
+  void* result;                         // forward
+  const void* gradient;                 // of the result
+  void *of_pose, *of_weight, *of_bias;  // added to
+  void *of_pairs, *of_first, *of_second;
+};
+
+}  // extern "C"
+
+namespace {
+
+constexpr int BLOCK = 4;  // slots that go through the parents together
+
+template <class T>
+class Runner {
+  using V = typename Vector<T>::Type;
+  static constexpr int N = Vector<T>::N;
+
+ public:
+  explicit Runner(const Pass& pass)
+      : p(pass),
+        A(p.rows),
+        X(p.columns * (p.by_type ? p.cells : 1)),
+        J(p.parents),
+        Y(p.outs),
+        D(A * Y),
+        nb(p.chunk / N) {
+    places.resize(p.cells * p.chunk);
+    const int64_t rows = 2 * BLOCK * A * X + 4 * J * D + D + 3 * BLOCK * J;
+    memory = static_cast<V*>(std::aligned_alloc(64, sizeof(V) * rows * nb));
+    V* next = memory;
+    auto take = [&](int64_t n) { V* own = next; next += n * nb; return own; };
+    for (int k = 0; k < BLOCK; ++k) {
+      u[k] = take(A * X), du[k] = take(A * X);
+      c[k] = take(J), l[k] = take(J), dc[k] = take(J);
+    }
+    first = take(J * D), second = take(J * D), sum = take(J * D), other = take(J * D), dv = take(D);
+  }
+  ~Runner() { std::free(memory); }
+  Runner(const Runner&) = delete;
+
+  void forward() {
+    for (start = p.begin; start < p.end; start += p.chunk) {
+      enter(p.end);
+      for (slot = 0; slot < p.slots; slot += n) {
+        n = std::min<int64_t>(BLOCK, p.slots - slot);
+        for (k = 0; k < n; ++k) read();
+        reduce();
+      }
+      if (of_parents()) store_parents(sum, static_cast<T*>(p.result), false);
+    }
+  }
+
+  void backward() {
+    const int64_t cells = p.by_type ? 1 : p.cells;
+    for (start = 0; start < p.lanes; start += p.chunk) {
+      enter(p.lanes);
+      for (int64_t cell = 0; cell < cells; ++cell)
+        for (int64_t type = p.begin; type < p.end; type += n) {
+          slot = cell * p.types + type;
+          n = std::min<int64_t>(BLOCK, p.end - type);
+          for (k = 0; k < n; ++k) {
+            read();
+            std::memset(static_cast<void*>(du[k]), 0, sizeof(V) * A * X * nb);
+          }
+          differentiate();
+          for (k = 0; k < n; ++k) write_back();
+        }
+      if (p.of_first) store_parents(sum, static_cast<T*>(p.of_first), true);
+      if (p.of_second) store_parents(other, static_cast<T*>(p.of_second), true);
+    }
+  }
+
+ private:
+  bool of_parents() const { return p.kind != DOT && p.kind != SQDIST; }
+
+  // The gradient of a result of parents has the place of the second argument, which no such reduction has.
+  V* result_gradient() const { return second; }
+
+  // Once for a chunk: where each lane's window lies, and the parents' panels.
+  void enter(int64_t end) {
+    used = std::min(p.chunk, end - start);
+    outside = false;
+    const int64_t n_sites = p.sites[0] * p.sites[1];
+    for (int64_t cell = 0; cell < p.cells; ++cell)
+      for (int64_t lane = 0; lane < used; ++lane) {
+        const int64_t image = (start + lane) / n_sites, site = (start + lane) % n_sites;
+        const int64_t row = site / p.sites[1] * p.stride[0] - p.before[0] + cell / p.kernel[1];
+        const int64_t column = site % p.sites[1] * p.stride[1] - p.before[1] + cell % p.kernel[1];
+        const bool inside = row >= 0 && row < p.grid[0] && column >= 0 && column < p.grid[1];
+        outside |= !inside;
+        places[cell * p.chunk + lane] =
+            inside ? image * p.steps[0] + row * p.steps[1] + column * p.steps[2] : int64_t(-1);
+      }
+    if (p.first) load_parents(first, static_cast<const T*>(p.first));
+    if (p.second) load_parents(second, static_cast<const T*>(p.second));
+    if (p.gradient && of_parents()) load_parents(result_gradient(), static_cast<const T*>(p.gradient));
+    std::memset(static_cast<void*>(sum), 0, sizeof(V) * J * D * nb);
+    std::memset(static_cast<void*>(other), 0, sizeof(V) * J * D * nb);
+  }
+
+  // What each pass does with the votes ----------------------------------------------------------------------------
+  //
+  // A function that is given tiles of votes copies what it points to: what it reads through `this` would have to be read
+  // again after every vector that it writes.
+
+  void reduce() {
+    switch (p.kind) {
+      case DOT:
+      case ATTEND:
+        agree(first, l);
+        break;
+      case SQDIST:
+        clear(l);
+        visit([&](int64_t place) {
+          const V *mean = first + place, *scale = second + place;
+          return [=, to = l[k] + parent * nb, Y = Y, nb = nb](auto& vote, int64_t b) {
+            sum_votes(vote, to + b, [&](int64_t row, int w, V own) {
+              const V apart = own - mean[row * nb + b + w];
+              return scale[row * nb + b + w] * apart * apart;
+            }, Y);
+          };
+        });
+        break;
+      case SUM:
+      case SQSUM:
+        for (k = 0; k < n; ++k) load_pairs(c[k], static_cast<const T*>(p.pairs));
+        break;
+      default:
+        break;
+    }
+    if (p.kind == DOT || p.kind == SQDIST) {
+      for (k = 0; k < n; ++k) store_pairs(l[k], static_cast<T*>(p.result));
+    } else if (p.kind == SQSUM) {
+      visit([&](int64_t place) {
+        return [=, mean = first + place, to = sum + place, own = c[k] + parent * nb, Y = Y, nb = nb](auto& vote, int64_t b) {
+          each_vote(vote, [&](int64_t row, int w, V v) {
+            const V apart = v - mean[row * nb + b + w];
+            to[row * nb + b + w] += own[b + w] * apart * apart;
+          }, Y);
+        };
+      });
+    } else {
+      if (p.kind == ATTEND) softmax();
+      accumulate(c, sum);
+    }
+  }
+
+  // From the gradient of the result to that of the votes, parent by parent, and of the arguments.
+  void differentiate() {
+    const V* G = result_gradient();
+    const bool of_result = p.kind == SUM || p.kind == SQSUM;
+    if (p.kind != ATTEND)  // c: the coupling, or the gradient of a result that is one for each pair
+      for (k = 0; k < n; ++k) load_pairs(c[k], static_cast<const T*>(of_result ? p.pairs : p.gradient));
+    switch (p.kind) {
+      case SUM:
+        if (p.of_pairs) agree(G, dc);
+        push_products(c, G);
+        break;
+      case DOT:
+        if (p.of_first) accumulate(c, sum);
+        push_products(c, first);
+        break;
+      case SQSUM:
+        clear(dc);
+        visit([&](int64_t place) {
+          return [=, mean = first + place, g = G + place, own = c[k] + parent * nb, of_own = dc[k] + parent * nb,
+                  of_mean = sum + place, slope = dv + place - parent * D * nb, Y = Y, nb = nb](auto& vote, int64_t b) {
+            sum_votes(vote, of_own + b, [&](int64_t row, int w, V v) {
+              const int64_t at = row * nb + b + w;
+              const V apart = v - mean[at], pull = g[at] * apart, of_vote = T(2) * own[b + w] * pull;
+              of_mean[at] -= of_vote;
+              slope[at] = of_vote;
+              return pull * apart;
+            }, Y);
+          };
+        }, true);
+        break;
+      case SQDIST:
+        visit([&](int64_t place) {
+          return [=, mean = first + place, scale = second + place, own = c[k] + parent * nb, of_mean = sum + place,
+                  of_scale = other + place, slope = dv + place - parent * D * nb, Y = Y, nb = nb](auto& vote, int64_t b) {
+            each_vote(vote, [&](int64_t row, int w, V v) {
+              const int64_t at = row * nb + b + w;
+              const V apart = v - mean[at], of_vote = T(2) * own[b + w] * scale[at] * apart;
+              of_scale[at] += own[b + w] * apart * apart;
+              of_mean[at] -= of_vote;
+              slope[at] = of_vote;
+            }, Y);
+          };
+        }, true);
+        break;
+      case ATTEND:
+        if (!p.through) {
+          agree(first, l);
+          softmax();
+          push_products(c, G);
+          break;
+        }
+        clear(l), clear(dc);
+        visit([&](int64_t place) {
+          return [=, query = first + place, g = G + place, to = l[k] + parent * nb, more = dc[k] + parent * nb, Y = Y,
+                  nb = nb](auto& vote, int64_t b) {
+            sum_votes(vote, to + b, [&](int64_t row, int w, V v) { return query[row * nb + b + w] * v; }, Y);
+            sum_votes(vote, more + b, [&](int64_t row, int w, V v) { return g[row * nb + b + w] * v; }, Y);
+          };
+        });
+        softmax();
+        for (k = 0; k < n; ++k) through_softmax(c[k], dc[k], l[k], J, nb);
+        visit([&](int64_t place) {
+          return [=, query = first + place, g = G + place, own = c[k] + parent * nb, slope = l[k] + parent * nb,
+                  of_query = sum + place, of_vote = dv + place - parent * D * nb, Y = Y, nb = nb](auto& vote, int64_t b) {
+            each_vote(vote, [&](int64_t row, int w, V v) {
+              const int64_t at = row * nb + b + w;
+              of_query[at] += slope[b + w] * v;
+              of_vote[at] = own[b + w] * g[at] + slope[b + w] * query[at];
+            }, Y);
+          };
+        }, true);
+        break;
+    }
+    if (of_result && p.of_pairs)
+      for (k = 0; k < n; ++k) store_pairs(dc[k], static_cast<T*>(p.of_pairs));
+  }
+
+  void clear(V* const* panels) {
+    for (k = 0; k < n; ++k) std::memset(static_cast<void*>(panels[k]), 0, sizeof(V) * J * nb);
+  }
+
+  // Σ_d x v, one number for each parent.
+  void agree(const V* with, V* const* to) {
+    clear(to);
+    visit([&](int64_t place) {
+      return [=, x = with + place, sums = to[k] + parent * nb, Y = Y, nb = nb](auto& vote, int64_t b) {
+        sum_votes(vote, sums + b, [&](int64_t row, int w, V v) { return x[row * nb + b + w] * v; }, Y);
+      };
+    });
+  }
+
+  // Add all votes, each times its pair's coefficient, to a panel of parents.
+  void accumulate(V* const* coefficients, V* to) {
+    visit([&](int64_t place) {
+      return [=, own = coefficients[k] + parent * nb, sums = to + place, Y = Y, nb = nb](auto& vote, int64_t b) {
+        each_vote(vote, [&](int64_t row, int w, V v) { sums[row * nb + b + w] += own[b + w] * v; }, Y);
+      };
+    });
+  }
+
+  // dv = c x, and on to weights and children.
+  void push_products(V* const* c, const V* x) {
+    for (parent = 0; parent < J; ++parent)
+      for (k = 0; k < n; ++k) {
+        products(c[k] + parent * nb, x + parent * D * nb, dv, D, nb);
+        push();
+      }
+  }
+
+  static void products(const V* c, const V* x, V* to, int64_t D, int64_t nb) {
+    for (int64_t row = 0; row < D; ++row, x += nb, to += nb)
+      for (int64_t b = 0; b < nb; ++b) to[b] = c[b] * x[b];
+  }
+
+  // c = softmax over the parents of l.
+  void softmax() {
+    for (k = 0; k < n; ++k) softmax_of(l[k], c[k], J, nb, p.leak);
+  }
+
+  static void softmax_of(const V* logits, V* to, int64_t J, int64_t nb, bool leak) {
+    for (int64_t b = 0; b < nb; ++b) {
+      V most = leak ? V{} : logits[b];
+      for (int64_t j = 0; j < J; ++j) most = logits[j * nb + b] > most ? logits[j * nb + b] : most;
+      V total = leak ? exp_of(-most) : V{};
+      for (int64_t j = 0; j < J; ++j) {
+        const V power = exp_of(logits[j * nb + b] - most);
+        to[j * nb + b] = power;
+        total += power;
+      }
+      const V share = T(1) / total;
+      for (int64_t j = 0; j < J; ++j) to[j * nb + b] *= share;
+    }
+  }
+
+  // dl = c (dc - Σ c dc)
+  static void through_softmax(const V* c, const V* dc, V* dl, int64_t J, int64_t nb) {
+    for (int64_t b = 0; b < nb; ++b) {
+      V mean{};
+      for (int64_t j = 0; j < J; ++j) mean += c[j * nb + b] * dc[j * nb + b];
+      for (int64_t j = 0; j < J; ++j) dl[j * nb + b] = c[j * nb + b] * (dc[j * nb + b] - mean);
+    }
+  }
+
+  // Tiles of votes in registers -----------------------------------------------------------------------------------
+
+  template <int TA, int TY, int TB>
+  using Tile = V[TA][TY][TB];  // rows, columns, vectors of lanes
+
+  // Call a function with (row among the parent's numbers, vector of lanes, vote) for all votes of a tile.
+  template <int TA, int TY, int TB, class F>
+  static inline __attribute__((always_inline)) void each_vote(const Tile<TA, TY, TB>& vote, F function, int64_t Y) {
+    for (int h = 0; h < TA; ++h)
+      for (int i = 0; i < TY; ++i)
+        for (int w = 0; w < TB; ++w) function(h * Y + i, w, vote[h][i][w]);
+  }
+
+  // The same, and add up what the function returns: to[lanes]. Four sums side by side, since each addition has to wait
+  // for the one before it.
+  template <int TA, int TY, int TB, class F>
+  static inline __attribute__((always_inline)) void sum_votes(const Tile<TA, TY, TB>& vote, V* to, F function,
+                                                              int64_t Y) {
+    V part[4][TB] = {};
+    for (int h = 0; h < TA; ++h)
+      for (int i = 0; i < TY; ++i)
+        for (int w = 0; w < TB; ++w) part[(h * TY + i) % 4][w] += function(h * Y + i, w, vote[h][i][w]);
+    for (int w = 0; w < TB; ++w) to[w] += (part[0][w] + part[1][w]) + (part[2][w] + part[3][w]);
+  }
+
+  // Make every vote of the block, parent by parent and tile by tile, and give the tiles to a function, which `make`
+  // makes for the tile's place in a panel of parents. With pushing, the dv that it leaves goes on to the children.
+  template <class F>
+  void visit(F make, bool pushing = false) {
+    for (parent = 0; parent < J; ++parent)
+      for (k = 0; k < n; ++k) {
+        if (A == 1) {
+          int64_t y = 0;
+          for (; y + TILE / 2 <= Y; y += TILE / 2) tile<1, TILE / 2, 2>(0, y, make);
+          for (; y + 2 <= Y; y += 2) tile<1, 2, 2>(0, y, make);
+          for (; y < Y; ++y) tile<1, 1, 1>(0, y, make);
+        } else {
+          int64_t a = 0;
+          for (; a + 4 <= A; a += 4) row_tiles<4>(a, make);
+          for (; a + 2 <= A; a += 2) row_tiles<2>(a, make);
+          for (; a < A; ++a) row_tiles<1>(a, make);
+        }
+        if (pushing) push();
+      }
+  }
+
+  template <int TA, class F>
+  inline void row_tiles(int64_t a, F& make) {
+    constexpr int TY = std::min(4, TILE / TA);
+    int64_t y = 0;
+    for (; y + TY <= Y; y += TY) tile<TA, TY, 1>(a, y, make);
+    for (; y + 2 <= Y; y += 2) tile<TA, 2, 1>(a, y, make);
+    for (; y < Y; ++y) tile<TA, 1, 1>(a, y, make);
+  }
+
+  template <int TA, int TY, int TB, class F>
+  inline void tile(int64_t a, int64_t y, F& make) {
+    const T* bias = p.bias ? static_cast<const T*>(p.bias) + ((slot + k) * J + parent) * D + a * Y + y : nullptr;
+    constexpr bool WHOLE = TA * TY * TB == TILE;
+    constexpr int USUAL = WHOLE && TA == 4 ? 4 : WHOLE && TA == 1 ? 8 : 0;  // X of Tsai 2020, and of Sabour 2017
+    const auto function = make((parent * D + a * Y + y) * nb);
+    if (USUAL && X == USUAL)
+      make_tile<TA, TY, TB, USUAL>(u[k] + a * X * nb, weight() + parent * Y + y, bias, X, J * Y, Y, nb, function);
+    else
+      make_tile<TA, TY, TB, 0>(u[k] + a * X * nb, weight() + parent * Y + y, bias, X, J * Y, Y, nb, function);
+  }
+
+  // Σ_x u[a][x] W[x][y] + bias[a][y] for all lanes of the chunk.
+  template <int TA, int TY, int TB, int XS, class F>
+  __attribute__((noinline)) static void make_tile(const V* u, const T* weight, const T* bias, int64_t X, int64_t step,
+                                                  int64_t Y, int64_t nb, F function) {
+    int64_t b = 0;
+    for (; b + TB <= nb; b += TB) lanes_tile<TA, TY, TB, XS>(u + b, weight, bias, X, step, Y, nb, b, function);
+    if constexpr (TB > 1)
+      for (; b < nb; ++b) lanes_tile<TA, TY, 1, XS>(u + b, weight, bias, X, step, Y, nb, b, function);
+  }
+
+  template <int TA, int TY, int TB, int XS, class F>
+  static inline __attribute__((always_inline)) void lanes_tile(const V* u, const T* weight, const T* bias, int64_t X,
+                                                               int64_t step, int64_t Y, int64_t nb, int64_t b,
+                                                               const F& function) {
+    if (XS) X = XS;  // known when compiled: no loop is left
+    Tile<TA, TY, TB> vote;
+    for (int h = 0; h < TA; ++h)
+      for (int i = 0; i < TY; ++i)
+        for (int w = 0; w < TB; ++w) vote[h][i][w] = V{} + (bias ? bias[h * Y + i] : T(0));
+#pragma GCC unroll 8
+    for (int64_t x = 0; x < (XS ? XS : X); ++x, u += nb, weight += step)
+      for (int h = 0; h < TA; ++h)
+        for (int i = 0; i < TY; ++i)
+          for (int w = 0; w < TB; ++w) vote[h][i][w] += u[h * X * nb + w] * weight[i];
+    function(vote, b);
+  }
+
+  const T* weight() const { return static_cast<const T*>(p.weight) + (slot + k) * X * J * Y; }
+
+  // From dv to the gradients of weights, biases and children ----------------------------------------------------
+
+  void push() {
+    if (p.of_weight) {
+      T* to = static_cast<T*>(p.of_weight) + (slot + k) * X * J * Y + parent * Y;
+      int64_t x = 0;
+      for (; x + 4 <= X; x += 4) weight_rows<4>(to + x * J * Y, u[k] + x * nb);
+      for (; x < X; ++x) weight_rows<1>(to + x * J * Y, u[k] + x * nb);
+    }
+    if (p.of_bias) {
+      T* to = static_cast<T*>(p.of_bias) + ((slot + k) * J + parent) * D;
+      for (int64_t d = 0; d < D; ++d) {
+        V total{};
+        for (int64_t b = 0; b < nb; ++b) total += dv[d * nb + b];
+        for (int lane = 0; lane < N; ++lane) to[d] += total[lane];
+      }
+    }
+    if (p.of_pose) {
+      const T* factor = weight() + parent * Y;
+      for (int64_t a = 0; a < A; ++a) {
+        V* to = du[k] + a * X * nb;
+        int64_t x = 0;
+        for (; x + 4 <= X; x += 4) slot_rows<4>(to + x * nb, dv + a * Y * nb, factor + x * J * Y, Y, J * Y, nb);
+        for (; x < X; ++x) slot_rows<1>(to + x * nb, dv + a * Y * nb, factor + x * J * Y, Y, J * Y, nb);
+      }
+    }
+  }
+
+  // dW = u^T dv, summed over rows and lanes: each number a vector of lanes until the end.
+  template <int H>
+  void weight_rows(T* to, const V* left) {
+    constexpr int W = std::max(1, N / H);
+    int64_t y = 0;
+    for (; y + W <= Y; y += W) weight_tile<H, W>(to + y, left, dv + y * nb, A, X * nb, Y * nb, J * Y, nb);
+    for (; y < Y; ++y) weight_tile<H, 1>(to + y, left, dv + y * nb, A, X * nb, Y * nb, J * Y, nb);
+  }
+
+  template <int H, int W>
+  __attribute__((noinline)) static void weight_tile(T* to, const V* left, const V* right, int64_t A, int64_t left_step,
+                                                    int64_t right_step, int64_t step, int64_t nb) {
+    V acc[std::max(N, H * W)] = {};
+    for (int64_t a = 0; a < A; ++a, left += left_step, right += right_step)
+      for (int64_t b = 0; b < nb; ++b)
+        for (int h = 0; h < H; ++h)
+          for (int w = 0; w < W; ++w) acc[h * W + w] += left[h * nb + b] * right[w * nb + b];
+    if constexpr (W > 1) {
+      const V total = sums_over_lanes<V, N>(acc);
+      for (int h = 0; h < H; ++h)
+        for (int w = 0; w < W; ++w) to[h * step + w] += total[h * W + w];
+    } else {
+      for (int h = 0; h < H; ++h)
+        for (int lane = 0; lane < N; ++lane) to[h * step] += acc[h][lane];
+    }
+  }
+
+  // du += dv W^T
+  template <int H>
+  __attribute__((noinline)) static void slot_rows(V* to, const V* from, const T* factor, int64_t Y, int64_t step,
+                                                  int64_t nb) {
+    int64_t b = 0;
+    for (; b + TILE / 4 <= nb; b += TILE / 4) slot_tile<H, TILE / 4>(to + b, from + b, factor, Y, step, nb);
+    for (; b + 2 <= nb; b += 2) slot_tile<H, 2>(to + b, from + b, factor, Y, step, nb);
+    for (; b < nb; ++b) slot_tile<H, 1>(to + b, from + b, factor, Y, step, nb);
+  }
+
+  template <int H, int B>
+  static inline __attribute__((always_inline)) void slot_tile(V* to, const V* from, const T* factor, int64_t Y,
+                                                              int64_t step, int64_t nb) {
+    V acc[H][B];
+    for (int h = 0; h < H; ++h)
+      for (int w = 0; w < B; ++w) acc[h][w] = to[h * nb + w];
+    for (int64_t y = 0; y < Y; ++y, from += nb)
+      for (int h = 0; h < H; ++h)
+        for (int w = 0; w < B; ++w) acc[h][w] += from[w] * factor[h * step + y];
+    for (int h = 0; h < H; ++h)
+      for (int w = 0; w < B; ++w) to[h * nb + w] = acc[h][w];
+  }
+
+  // Between memory and panels -------------------------------------------------------------------------------------
+
+  // What a slot reads, [A * X][lanes]: zeros outside the grid, and in lanes that are not used.
+  void read() {
+    T* panel = reinterpret_cast<T*>(u[k]);
+    const T* pose = static_cast<const T*>(p.pose);
+    if (used < p.chunk || outside) std::memset(static_cast<void*>(u[k]), 0, sizeof(V) * A * X * nb);
+    each_read([&](int64_t place, int64_t row, int64_t lane) { panel[row * p.chunk + lane] = pose[place]; });
+  }
+
+  void write_back() {
+    if (!p.of_pose) return;
+    const T* panel = reinterpret_cast<const T*>(du[k]);
+    T* pose = static_cast<T*>(p.of_pose);
+    each_read([&](int64_t place, int64_t row, int64_t lane) { pose[place] += panel[row * p.chunk + lane]; });
+  }
+
+  template <class F>
+  inline void each_read(F function) const {
+    const int64_t reads = p.by_type ? p.cells : 1, own = p.columns;
+    const int64_t first_cell = p.by_type ? 0 : (slot + k) / p.types, type = (slot + k) % p.types;
+    for (int64_t cell = 0; cell < reads; ++cell)
+      for (int64_t lane = 0; lane < used; ++lane) {
+        const int64_t place = places[(first_cell + cell) * p.chunk + lane];
+        if (place < 0) continue;
+        for (int64_t a = 0; a < A; ++a)
+          for (int64_t x = 0; x < own; ++x)
+            function(place + type * p.steps[3] + a * own + x, a * X + cell * own + x, lane);
+      }
+  }
+
+  void load_pairs(V* to, const T* from) const {  // of [lanes, I, J]
+    T* panel = reinterpret_cast<T*>(to);
+    for (int64_t lane = 0; lane < p.chunk; ++lane)
+      for (int64_t j = 0; j < J; ++j)
+        panel[j * p.chunk + lane] = lane < used ? from[((start + lane) * p.slots + slot + k) * J + j] : T(0);
+  }
+
+  void store_pairs(const V* from, T* to) const {
+    const T* panel = reinterpret_cast<const T*>(from);
+    for (int64_t lane = 0; lane < used; ++lane)
+      for (int64_t j = 0; j < J; ++j) to[((start + lane) * p.slots + slot + k) * J + j] = panel[j * p.chunk + lane];
+  }
+
+  void load_parents(V* to, const T* from) const {  // of [lanes, J, D]
+    T* panel = reinterpret_cast<T*>(to);
+    for (int64_t lane = 0; lane < p.chunk; ++lane)
+      for (int64_t d = 0; d < J * D; ++d)
+        panel[d * p.chunk + lane] = lane < used ? from[(start + lane) * J * D + d] : T(0);
+  }
+
+  void store_parents(const V* from, T* to, bool add) const {
+    const T* panel = reinterpret_cast<const T*>(from);
+    for (int64_t lane = 0; lane < used; ++lane)
+      for (int64_t d = 0; d < J * D; ++d) {
+        T& place = to[(start + lane) * J * D + d];
+        place = (add ? place : T(0)) + panel[d * p.chunk + lane];
+      }
+  }
+
+  const Pass& p;
+  const int64_t A, X, J, Y, D, nb;  // nb: vectors of lanes in a chunk
+  int64_t start = 0, used = 0;      // the chunk's first lane, and how many it has
+  bool outside = false;             // whether any of its windows reaches beyond the grid
+  int64_t slot = 0, n = 0;          // the block's first slot, and how many it has
+  int64_t k = 0, parent = 0;        // the slot of the block and the parent that are at work
+  std::vector<int64_t> places;
+  V* memory;
+  V *u[BLOCK], *du[BLOCK], *c[BLOCK], *l[BLOCK], *dc[BLOCK];  // of each slot: what it reads, couplings, logits
+  V *first, *second, *sum, *other, *dv;
+};
+
+}  // namespace
+
+extern "C" {
+void torchcaps_forward(const Pass* pass) { Runner<REAL>(*pass).forward(); }  // REAL: float or double
+void torchcaps_backward(const Pass* pass) { Runner<REAL>(*pass).backward(); }
+}
