@@ -63,7 +63,7 @@ class Stopwatch:
 
 def loop_share(name: str, steps: int) -> dict[str, Any]:
     """Train for some steps, and tell what of it was not arithmetic."""
-    spec = RunSpec.of(name, data="digits", threads=1, validate=0.0)
+    spec = RunSpec.of(name, data="digits", num_threads=1, validate=0.0)
     images = open_images(spec)
     watch = Stopwatch()
     with tempfile.TemporaryDirectory() as place, RunFolder.new(Path(place) / "run", "run") as folder:
@@ -95,7 +95,7 @@ def loop_share(name: str, steps: int) -> dict[str, Any]:
     return {
         "kind": "loop",
         "model": name,
-        "batch": spec.how.batch_size,
+        "batch": spec.recipe.batch_size,
         "step_seconds": watch.seconds / steps,
         "own_seconds": own,
         "share": own * steps / watch.seconds,
@@ -105,8 +105,19 @@ def loop_share(name: str, steps: int) -> dict[str, Any]:
 def timed_run(name: str, steps: int, processes: int, threads: int) -> float:
     """Return the seconds on the clock that a run of so many steps trained for."""
     with tempfile.TemporaryDirectory() as place:
-        words = ["train", name, "--data", "digits", "--steps", str(steps), "--validate", "0", "--test-images", "100"]
-        words += ["--threads", str(threads), "--devices", str(processes), "--out", f"{place}/run"]
+        words = [
+            "train",
+            name,
+            "--data",
+            "digits",
+            "--steps",
+            str(steps),
+            "--validate",
+            "0",
+            "--max-test-images",
+            "100",
+        ]
+        words += ["--num-threads", str(threads), "--devices", str(processes), "--out", f"{place}/run"]
         command = [sys.executable, "-m", "torchcaps", *words]
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
         subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL, cwd=ROOT)
@@ -122,7 +133,7 @@ def scaling(name: str, repeat: int) -> list[dict[str, Any]]:
             seconds = timed_run(name, many, processes, threads) - timed_run(name, few, processes, threads)
             ways[processes, threads] = min(ways[processes, threads], seconds / (many - few))
     alone = ways[1, 1]
-    batch = RunSpec(name).how.batch_size
+    batch = RunSpec(name).recipe.batch_size
     return [
         {
             "kind": "processes",

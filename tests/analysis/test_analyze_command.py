@@ -20,9 +20,9 @@ from torchcaps.metrics import wilson_interval
 from torchcaps.training import RunSpec, load_run, train
 from torchcaps.training.setup import some_of
 
-NARROW: dict[str, Any] = {"width": 4, "types": 2, "dim": 4, "hidden": (8,), "batch_size": 16, "threads": 1}
-TWO = {"data": "multimnist", "data_options": {"source": "digits"}, "train_images": 40}
-FEW = ("--threads", "1", "--images", "10")
+NARROW: dict[str, Any] = {"width": 4, "types": 2, "dim": 4, "hidden": (8,), "batch_size": 16, "num_threads": 1}
+TWO = {"data": "multimnist", "data_options": {"source": "digits"}, "max_train_images": 40}
+FEW = ("--num-threads", "1", "--images", "10")
 # What makes each kind quick.
 QUICK = {
     "attack": ("--eps", "16"),
@@ -39,14 +39,16 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Runs that have learnt next to nothing."""
     folder = tmp_path_factory.mktemp("runs")
     specs = {
-        "one": RunSpec.of("capsnet_small", **NARROW, train_images=200, test_images=60, steps=3),
-        "other": RunSpec.of("capsnet_small", **NARROW, train_images=200, test_images=60, steps=2, seed=1),
-        "bare": RunSpec.of("capsnet_small", **NARROW, train_images=50, test_images=20, steps=1, reconstruction=False),
-        "cnn": RunSpec.of(
-            "sabour2017_cnn_mnist", data="digits", batch_size=8, threads=1, width=4, train_images=50, test_images=8,
-            steps=1, features=(8, 8),
+        "one": RunSpec.of("capsnet_small", **NARROW, max_train_images=200, max_test_images=60, steps=3),
+        "other": RunSpec.of("capsnet_small", **NARROW, max_train_images=200, max_test_images=60, steps=2, seed=1),
+        "bare": RunSpec.of(
+            "capsnet_small", **NARROW, max_train_images=50, max_test_images=20, steps=1, reconstruction=False
         ),
-        "two": RunSpec.of("sabour2017_multimnist", **(NARROW | TWO), test_images=20, steps=1),
+        "cnn": RunSpec.of(
+            "sabour2017_cnn_mnist", data="digits", batch_size=8, num_threads=1, width=4, max_train_images=50,
+            max_test_images=8, steps=1, features=(8, 8),
+        ),
+        "two": RunSpec.of("sabour2017_multimnist", **(NARROW | TWO), max_test_images=20, steps=1),
     }  # fmt: skip
     for name, spec in specs.items():
         train(spec, folder / name, pictures=False)
@@ -85,7 +87,7 @@ def test_every_kind_speaks_to_machines(kind: str, runs: dict[str, str], capsys: 
 
 
 def test_the_figure_goes_to_the_runs_pictures(runs: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    said = command(capsys, "analyze", "--images", "4", runs["one"], "--threads", "1", "dead")
+    said = command(capsys, "analyze", "--images", "4", runs["one"], "--num-threads", "1", "dead")
     out = Path(runs["one"]) / "pictures" / "dead.png"
     assert said.endswith(f"written: {out}\n")
     assert out.stat().st_size > 0
@@ -124,7 +126,7 @@ def test_numbers_are_those_of_the_analysis(runs: dict[str, str], capsys: pytest.
     dataset = some_of(create_dataset("digits", "test"), 16)
     (batch,) = run.loader(dataset).epoch(0)
     by_hand = analysis.attack(run.model, batch.images, batch.labels, "pgd", eps=2 / 255, seed=5)
-    words = ("--data", "digits", "--threads", "1", "--json", "--images", "16", "--eps", "2", "--method", "pgd")
+    words = ("--data", "digits", "--num-threads", "1", "--json", "--images", "16", "--eps", "2", "--method", "pgd")
     found = json.loads(command(capsys, "analyze", runs["one"], "attack", *words, "--seed", "5"))
     assert found["images"] == 16
     numbers = found["numbers"]["one"]
@@ -143,7 +145,7 @@ def test_an_attack_by_another_run(runs: dict[str, str], capsys: pytest.CaptureFi
 
 
 def test_the_class_is_the_one_asked_for(runs: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["analyze", runs["one"], "perturbation", "--class", "7", "--threads", "1"]
+    words = ["analyze", runs["one"], "perturbation", "--class", "7", "--num-threads", "1"]
     assert json.loads(command(capsys, *words, "--json"))["class"] == "7"
     assert "none of these 1 images is of the class" in refusal(*words[:-2], "--images", "1", "--json")
 
@@ -178,7 +180,7 @@ def test_the_class_is_the_one_asked_for(runs: dict[str, str], capsys: pytest.Cap
     ],
 )
 def test_refusals_are_one_sentence(words: list[str], message: str, runs: dict[str, str]) -> None:
-    assert message in refusal("analyze", *(word.format(**runs) for word in words), "--threads", "1")
+    assert message in refusal("analyze", *(word.format(**runs) for word in words), "--num-threads", "1")
 
 
 def test_help_names_the_kinds_and_has_examples(capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,8 +23,8 @@ def store(folder: Path) -> Store:
 def reproduced(item: Item, store: Store, **options: object) -> tuple[Plan, list[str]]:
     """Run an item, and return its plan and what was said."""
     said: list[str] = []
-    plan = make_plan(item, store, 1, timed=False, threads=1, **options)  # type: ignore[arg-type]
-    problems = work_through(plan, store, Bar(plan, False, said.append), threads=1)
+    plan = make_plan(item, store, 1, timed=False, num_threads=1, **options)  # type: ignore[arg-type]
+    problems = work_through(plan, store, Bar(plan, False, said.append), num_threads=1)
     assert not problems
     return plan, said
 

@@ -27,7 +27,7 @@ COMMAND = (sys.executable, "-m", "torchcaps")
 
 
 def reproduce(folder: Path, *words: str) -> "subprocess.Popen[str]":
-    flags = ("--threads", "1", "--results", str(folder / "results"), "--work", str(folder / "work"))
+    flags = ("--num-threads", "1", "--results", str(folder / "results"), "--work", str(folder / "work"))
     return subprocess.Popen(
         (*COMMAND, "reproduce", *words, *flags), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

@@ -34,7 +34,7 @@ def test_a_record_of_other_settings_is_none(own: Store) -> None:
     path = own.path(Job(RUN, 0))
     record = json.loads(path.read_text())
     assert again(own).record(Job(RUN, 0)) is not None
-    path.write_text(json.dumps({**record, "config": {**record["config"], "decay": 0.5}}))
+    path.write_text(json.dumps({**record, "config": {**record["config"], "ema_decay": 0.5}}))
     assert again(own).record(Job(RUN, 0)) is None
     path.write_text(json.dumps({**record, "net": {**record["net"], "width": 99}}))
     assert again(own).record(Job(RUN, 0)) is None

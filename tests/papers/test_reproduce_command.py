@@ -95,8 +95,8 @@ def test_shards_share_the_runs_without_overlap(tmp_path: Path) -> None:
     assert min(map(len, shards)) > 0
 
 
-LONG = Run("capsnet_small", {"width": 8, "types": 2, "train_images": 400, "test_images": 50, "batch_size": 16,
-                             "steps": 60, "checkpoint_steps": 5, "evaluate_steps": 100})  # fmt: skip
+LONG = Run("capsnet_small", {"width": 8, "types": 2, "max_train_images": 400, "max_test_images": 50, "batch_size": 16,
+                             "steps": 60, "checkpoint_interval_steps": 5, "eval_interval_steps": 100})  # fmt: skip
 ITEM = Item("long", "Long", "One run.", {"error": "%"}, (Row("a", {"error": Cell(None, LONG)}),))
 SCRIPT = """\
 import sys
@@ -107,8 +107,8 @@ work(sys.argv[1])
 
 def work(folder: str) -> Store:
     store = Store("full", Path(folder) / "r", Path(folder) / "w")
-    plan = make_plan(ITEM, store, 1, timed=False, threads=1)
-    work_through(plan, store, Bar(plan, False, lambda line: None), threads=1)
+    plan = make_plan(ITEM, store, 1, timed=False, num_threads=1)
+    work_through(plan, store, Bar(plan, False, lambda line: None), num_threads=1)
     return store
 
 

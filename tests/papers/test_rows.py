@@ -32,8 +32,8 @@ def trained(paper: str, item: str, row: str, column: str) -> dict[str, Any]:
         "model": spec.model,
         "routing": routing,
         "decoder": getattr(model, "decoder", None) is not None,
-        "data": spec.how.data,
-        "augmentation": spec.how.augmentation,
+        "data": spec.recipe.data,
+        "augmentation": spec.recipe.augmentation,
         "schedule": getattr(model.spec, "schedule", None),
     }
 
@@ -71,8 +71,8 @@ def test_chois_augmentation_and_depths() -> None:
             found = trained("choi2019", "table1", row, column)
             assert (found["model"], found["augmentation"]) == (model, name)
     spec = run_spec(source("choi2019", "table2", "L = 2, D = 16", "C10+"), "full")
-    assert spec.fields == {"depth": 2, "dim": 16}
-    assert spec.how.augmentation == "choi2019.cifar10+"
+    assert spec.model_options == {"depth": 2, "dim": 16}
+    assert spec.recipe.augmentation == "choi2019.cifar10+"
 
 
 @pytest.mark.parametrize("count", range(1, 6))
@@ -109,8 +109,8 @@ def test_chens_rows() -> None:
 
 
 def test_runs_that_differ_have_names_that_differ() -> None:
-    base = Run("sabour2017_mnist", {}, {"epochs": 4, "train_images": 20_000})
-    others = [base.but(cpu={"epochs": 5}), base.but(cpu={"train_images": 10_000}), base.but(validate=0.1)]
+    base = Run("sabour2017_mnist", {}, {"epochs": 4, "max_train_images": 20_000})
+    others = [base.but(cpu={"epochs": 5}), base.but(cpu={"max_train_images": 10_000}), base.but(validate=0.1)]
     assert len({digest(run_spec(run, "cpu")) for run in (base, *others)}) == 4
     names: dict[str, str] = {}
     for paper in list_papers():
@@ -118,7 +118,9 @@ def test_runs_that_differ_have_names_that_differ() -> None:
             for found in item.sources():
                 if isinstance(found, Run):
                     spec = run_spec(found, "cpu")
-                    assert names.setdefault(f"{found.model}-{digest(spec)}", str(spec.plain())) == str(spec.plain())
+                    assert names.setdefault(f"{found.model}-{digest(spec)}", str(spec.to_plain())) == str(
+                        spec.to_plain()
+                    )
 
 
 def nothing(context: Any) -> dict[str, Any]:

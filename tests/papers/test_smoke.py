@@ -53,7 +53,7 @@ def test_a_record_says_everything(store: Store) -> None:
     reproduced(Item("one", "One", "One run.", item.columns, item.rows[:1]), store)
     record = json.loads(store.path(Job(run, 0)).read_text())
     assert record["config"]["model"] == run.model
-    assert record["config"]["fields"]["width"] == 16
+    assert record["config"]["model_options"]["width"] == 16
     assert record["scale"] == "smoke"
     assert record["seed"] == 0
     assert record["curve"][-1]["step"] == 2

@@ -153,7 +153,7 @@ def test_a_run_is_named_by_what_it_is() -> None:
     same, other = Run("sabour2017_mnist", {"routing": Dynamic(1)}), Run("sabour2017_mnist")
     names = [digest(run_spec(r, "cpu", seed)) for r, seed in ((run, 0), (same, 5), (other, 0))]
     assert names[0] == names[1] != names[2]
-    assert digest(run_spec(run, "cpu", threads=1, data_dir="/somewhere")) == names[0]
+    assert digest(run_spec(run, "cpu", num_threads=1, data_dir="/somewhere")) == names[0]
 
 
 def test_the_report_says_what_did_not_run(tmp_path: Path) -> None:

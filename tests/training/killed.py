@@ -23,14 +23,14 @@ from torchcaps.training import RunSpec, resume, train
 
 SPEC = RunSpec.of(
     "choi2019_mnist",
-    fields=CHOI,
+    model_options=CHOI,
     data=DATA,
     batch_size=16,
     epochs=20,
     validate=0.1,
-    checkpoint_steps=2,
-    evaluate_every=5,
-    threads=1,
+    checkpoint_interval_steps=2,
+    eval_interval_epochs=5,
+    num_threads=1,
     seed=3,
 )
 

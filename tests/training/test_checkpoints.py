@@ -44,9 +44,9 @@ def test_data_that_have_changed_are_said_so(tmp_path: Path) -> None:
 def test_a_broken_checkpoint_is_said_and_the_one_before_it_taken(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spec = small(epochs=3, checkpoint_steps=2)
+    spec = small(epochs=3, checkpoint_interval_steps=2)
     whole = train(spec, tmp_path / "whole")
-    train(spec.but(epochs=2), tmp_path / "run")
+    train(spec.replace_recipe(epochs=2), tmp_path / "run")
     folder = RunFolder(tmp_path / "run")
     for name, content in broken_files(folder.last).items():
         assert content != folder.last.read_bytes(), name
@@ -56,7 +56,7 @@ def test_a_broken_checkpoint_is_said_and_the_one_before_it_taken(
             read_checkpoint(folder.last)
         assert load_run(folder.path).note.endswith("the one before it is taken"), name
         capsys.readouterr()
-        result = resume(folder.path, lambda spec: spec.but(epochs=3))
+        result = resume(folder.path, lambda spec: spec.replace_recipe(epochs=3))
         assert "going on from the one before it" in capsys.readouterr().out
         assert same(last(result).tensors, last(whole).tensors), name
         folder.last.write_bytes(kept[0])
@@ -123,7 +123,7 @@ def test_a_broken_best_checkpoint_is_said_at_once_and_costs_no_report(
     run = train(small(epochs=2, validate=0.3), tmp_path / "run")
     best = run.folder / "checkpoints/best.safetensors"
     best.write_bytes(best.read_bytes()[:1000])
-    again = resume(run.folder, lambda spec: spec.but(epochs=3))
+    again = resume(run.folder, lambda spec: spec.replace_recipe(epochs=3))
     said = capsys.readouterr().out
     assert said.index("set aside, a new best one is looked for") < said.index("going on with")
     assert read_checkpoint(best).state["run"]["step"] > 0  # the next look is better than none

@@ -23,7 +23,7 @@ from torchcaps.training.trainer import Training
 
 def small(model: str = MODEL, **changes: Any) -> RunSpec:
     long = {} if "epochs" in changes else {"steps": 6}
-    changes = {"data": DATA, "batch_size": 16, "threads": 1, **long, **changes}
+    changes = {"data": DATA, "batch_size": 16, "num_threads": 1, **long, **changes}
     return RunSpec.of(model, **changes)
 
 
@@ -44,7 +44,7 @@ def by_hand(spec: RunSpec, n_steps: int) -> dict[str, torch.Tensor]:
     images = open_images(spec)
     model = make_network(spec)
     model.train()
-    loss, recipe = model.loss(), spec.how
+    loss, recipe = model.loss(), spec.recipe
     optimizer = recipe.optimizer.make(model.parameters())
     loader = Loader(images.train, recipe.batch_size, pipeline=images.pipeline, seed=spec.seed)
     step, epoch = 0, 0
@@ -77,12 +77,12 @@ LOSSES = {
         types=2,
         steps=2,
         batch_size=4,
-        test_images=8,
+        max_test_images=8,
     ),
     "two targets": lambda: small(
-        data="multimnist", data_options={"source": "digits"}, image=(1, 36, 36), n_objects=2, steps=2, test_images=8
+        data="multimnist", data_options={"source": "digits"}, image=(1, 36, 36), n_objects=2, steps=2, max_test_images=8
     ),
-    "dropout": lambda: small("choi2019_mnist", fields=CHOI, validate=0.0, weights="last"),
+    "dropout": lambda: small("choi2019_mnist", model_options=CHOI, validate=0.0, weights="last"),
     "sgd": lambda: small(optimizer=OptimizerChoice("sgd", 0.1, weight_decay=1e-3)),
 }
 
@@ -93,7 +93,7 @@ def test_it_computes_what_the_plain_loop_does(name: str, tmp_path: Path) -> None
     spec = LOSSES[name]()
     result = train(spec, tmp_path / "run")
     spec = result_spec(result)
-    expected = by_hand(spec, spec.how.steps or 0)
+    expected = by_hand(spec, spec.recipe.steps or 0)
     found = weights(result)
     assert found.keys() == expected.keys()
     assert same(found, expected)
@@ -150,7 +150,7 @@ def test_every_image_is_used_once_in_an_epoch(tmp_path: Path, monkeypatch: pytes
 
 def test_a_batch_in_pieces_has_the_gradient_of_the_whole(tmp_path: Path) -> None:
     whole = weights(train(small(steps=5), tmp_path / "whole"))
-    pieces = weights(train(small(steps=5, accumulate=3), tmp_path / "pieces"))
+    pieces = weights(train(small(steps=5, micro_batches=3), tmp_path / "pieces"))
     for name in whole:
         assert relative_rms(pieces[name], whole[name]) < SAME[torch.float32], name
     assert not same(whole, pieces)  # it did go another way
@@ -159,14 +159,14 @@ def test_a_batch_in_pieces_has_the_gradient_of_the_whole(tmp_path: Path) -> None
 def test_clipping_shortens_long_gradients_and_no_others(tmp_path: Path) -> None:
     plain = dataclasses.replace(
         small(steps=1),
-        recipe=dataclasses.replace(small().how, optimizer=OptimizerChoice("sgd", 1.0, 0.0), steps=1, epochs=None),
+        recipe=dataclasses.replace(small().recipe, optimizer=OptimizerChoice("sgd", 1.0, 0.0), steps=1, epochs=None),
     )
     start = dict(make_network(plain).state_dict())
     moved = {}
     for clip in (None, 1e6, 1e-3):
-        result = train(dataclasses.replace(plain, clip=clip), tmp_path / str(clip))
+        result = train(dataclasses.replace(plain, max_grad_norm=clip), tmp_path / str(clip))
         now = weights(result)
-        rate = plain.how.rate(0, 0, 1)
+        rate = plain.recipe.rate(0, 0, 1)
         moved[clip] = float(torch.cat([(now[n] - start[n]).flatten() for n in now]).norm() / rate)
     assert moved[None] == moved[1e6] > 0.01
     assert moved[1e-3] == pytest.approx(1e-3, rel=1e-2)
@@ -180,7 +180,7 @@ def test_the_average_of_the_weights_is_kept_and_counts(tmp_path: Path) -> None:
     for n, now in enumerate(seen):
         d = min(0.9, (1 + n) / (10 + n))
         mean = {name: d * mean[name] + (1 - d) * now[name] for name in mean}
-    result = train(small(steps=4, schedule=TimeDecay(0.0), weights="average", decay=0.9), tmp_path / "average")
+    result = train(small(steps=4, schedule=TimeDecay(0.0), weights="average", ema_decay=0.9), tmp_path / "average")
     kept = last(result).part("average")
     for name in mean:
         assert relative_rms(kept[name], mean[name]) < SAME[torch.float32]
@@ -192,7 +192,7 @@ def test_the_average_of_the_weights_is_kept_and_counts(tmp_path: Path) -> None:
 
 def test_workers_precision_and_determinism_are_options(tmp_path: Path) -> None:
     plain = weights(train(small(steps=4), tmp_path / "plain"))
-    assert same(weights(train(small(steps=4, workers=1), tmp_path / "workers")), plain)
+    assert same(weights(train(small(steps=4, num_workers=1), tmp_path / "workers")), plain)
     try:
         assert same(weights(train(small(steps=4, deterministic=True), tmp_path / "deterministic")), plain)
     finally:
@@ -205,7 +205,7 @@ def test_workers_precision_and_determinism_are_options(tmp_path: Path) -> None:
 
 
 def test_minutes_bound_a_run_and_lay_out_its_schedule(tmp_path: Path) -> None:
-    result = train(small(epochs=10_000, minutes=0.05, schedule=OneCycle(last=0.0)), tmp_path / "run")
+    result = train(small(epochs=10_000, max_minutes=0.05, schedule=OneCycle(last=0.0)), tmp_path / "run")
     assert 1 < result.seconds < 20
     assert result.steps > 20
     state = last(result).state["run"]
@@ -226,7 +226,7 @@ def test_a_value_that_is_no_number_is_traced_to_its_layer(tmp_path: Path, monkey
     with pytest.raises(
         RunError, match=r"step 4: .* arose in the layer front.conv1. The last good checkpoint is .*last.saf"
     ):
-        train(small(checkpoint_steps=2), tmp_path / "run")
+        train(small(checkpoint_interval_steps=2), tmp_path / "run")
     kept = read_checkpoint(tmp_path / "run/checkpoints/last.safetensors")
     assert kept.state["run"]["step"] == 2
     assert all(bool(torch.isfinite(t).all()) for t in kept.part("model").values() if t.is_floating_point())
@@ -268,10 +268,10 @@ def test_routing_that_runs_away_ends_the_run_with_a_sentence(tmp_path: Path) -> 
 
 
 def test_some_of_the_images_are_learnt_from_always_the_same(tmp_path: Path) -> None:
-    spec = small(train_images=40, epochs=1)
+    spec = small(max_train_images=40, epochs=1)
     train(spec, tmp_path / "run")
     assert last(train(spec, tmp_path / "again")).state["n_images"] == 40
-    chosen = [open_images(small(train_images=40, seed=seed)).train for seed in (0, 1)]
+    chosen = [open_images(small(max_train_images=40, seed=seed)).train for seed in (0, 1)]
     whole = open_images(small()).train
     assert len(chosen[0]) == 40 < len(whole)
     assert [int(image.sum()) for image, _ in chosen[0]] == [int(image.sum()) for image, _ in chosen[1]]

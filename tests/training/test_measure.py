@@ -92,7 +92,7 @@ def test_a_run_draws_what_there_is_to_see(kind: str, tmp_path: Path) -> None:
             n_objects=2,
             image=(1, 36, 36),
             steps=2,
-            test_images=40,
+            max_test_images=40,
         ),
     }[kind]
     train(spec, tmp_path / "run")

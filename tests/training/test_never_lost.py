@@ -46,7 +46,7 @@ def test_a_run_killed_twenty_times_ends_as_one_that_never_was(tmp_path: Path) ->
 def test_a_wish_to_stop_saves_and_says_how_to_go_on(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = small("choi2019_mnist", fields=CHOI, validate=0.2, epochs=3)
+    spec = small("choi2019_mnist", model_options=CHOI, validate=0.2, epochs=3)
     before = signal.getsignal(signal.SIGINT)
     whole = train(spec, tmp_path / "whole")
 
@@ -72,7 +72,7 @@ def test_a_wish_to_stop_during_a_look_does_not_wait_for_its_end(
     for name, spec, stopped in (
         ("plain", small(epochs=2, validate=0.5), r"step 3, epoch 1\.00"),
         ("average", small(epochs=2, validate=0.5, weights="average"), r"step 3, epoch 1\.00"),
-        ("inside", small(epochs=2, validate=0.5, evaluate_steps=2), r"step 2, epoch 0\.67"),
+        ("inside", small(epochs=2, validate=0.5, eval_interval_steps=2), r"step 2, epoch 0\.67"),
     ):
         whole = train(spec, tmp_path / f"{name}-whole")
         with monkeypatch.context() as patch:
@@ -91,7 +91,7 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
 def test_a_kill_between_a_row_and_its_checkpoint_forgets_neither_the_best_nor_the_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = small(epochs=4, validate=0.3, checkpoint_steps=1)
+    spec = small(epochs=4, validate=0.3, checkpoint_interval_steps=1)
     whole = train(spec, tmp_path / "whole")
     plain = Training._save
 
@@ -115,30 +115,39 @@ def test_a_kill_between_a_row_and_its_checkpoint_forgets_neither_the_best_nor_th
 
 
 def test_a_run_that_stopped_early_stays_so(tmp_path: Path) -> None:
-    result = train(small(epochs=50, validate=0.3, patience=1, seed=1), tmp_path / "run")
+    result = train(small(epochs=50, validate=0.3, early_stopping_patience=1, seed=1), tmp_path / "run")
     assert result.epochs < 50
     for _ in range(2):
         again = resume(result.folder)
         assert again.steps == result.steps
         assert again.ended == result.ended
-    assert resume(result.folder, lambda spec: dataclasses.replace(spec, patience=100)).steps > result.steps
+    assert (
+        resume(result.folder, lambda spec: dataclasses.replace(spec, early_stopping_patience=100)).steps > result.steps
+    )
 
 
 def test_a_run_that_has_learnt_enough_stops(tmp_path: Path) -> None:
     """At the first look at the images held out that is good enough, and so when it goes on from there."""
-    result = train(small(epochs=50, validate=0.3, until=0.09, evaluate_steps=1, seed=1), tmp_path / "run")
+    result = train(
+        small(epochs=50, validate=0.3, target_accuracy=0.09, eval_interval_steps=1, seed=1), tmp_path / "run"
+    )
     assert result.ended == "9 % of the images held out are right"
     *before, enough = rows_of(result.folder)
     assert enough["validation_accuracy"] >= 0.09 > max((row["validation_accuracy"] for row in before), default=0.0)
     assert result.steps == enough["step"], "not a step longer than the look that told it"
     assert resume(result.folder).steps == result.steps
-    assert resume(result.folder, lambda spec: dataclasses.replace(spec, until=0.9, patience=3)).steps > result.steps
+    assert (
+        resume(
+            result.folder, lambda spec: dataclasses.replace(spec, target_accuracy=0.9, early_stopping_patience=3)
+        ).steps
+        > result.steps
+    )
 
 
 def test_more_minutes_are_used(tmp_path: Path) -> None:
     """Also where a schedule was laid out for fewer."""
-    first = train(small(epochs=10_000, minutes=0.02, schedule=OneCycle()), tmp_path / "run")
-    longer = resume(first.folder, lambda spec: dataclasses.replace(spec, minutes=0.05))
+    first = train(small(epochs=10_000, max_minutes=0.02, schedule=OneCycle()), tmp_path / "run")
+    longer = resume(first.folder, lambda spec: dataclasses.replace(spec, max_minutes=0.05))
     assert longer.steps > first.steps + 20
     assert longer.seconds > 1.3 * first.seconds
     assert first.ended == longer.ended == "its time is up"
@@ -156,7 +165,7 @@ def test_weights_that_are_no_numbers_never_take_the_place_of_good_ones(
 
     monkeypatch.setattr(Training, "_clipped", spoil)
     with pytest.raises(RunError, match=r"step 4: .* in the weights front.conv1.weight, when .* last good checkpoint"):
-        train(small(checkpoint_steps=1), tmp_path / "run")
+        train(small(checkpoint_interval_steps=1), tmp_path / "run")
     kept = read_checkpoint(tmp_path / "run/checkpoints/last.safetensors")
     assert kept.state["run"]["step"] == 3
 
@@ -194,7 +203,7 @@ def test_a_metrics_file_with_broken_bytes_is_read_as_far_as_it_goes(tmp_path: Pa
     run = train(small(epochs=1), tmp_path / "run")
     with (run.folder / "metrics.csv").open("ab") as file:
         file.write(b"\xff\xfe\x00bad\n")
-    again = resume(run.folder, lambda spec: spec.but(epochs=2))
+    again = resume(run.folder, lambda spec: spec.replace_recipe(epochs=2))
     assert len(read_rows(again.folder / "metrics.csv")) == 2
 
 
@@ -210,7 +219,7 @@ def small_files() -> Any:
 def test_a_full_disk_ends_the_run_with_its_last_state_intact(
     tmp_path: Path, small_files: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = small(epochs=3, checkpoint_steps=2)
+    spec = small(epochs=3, checkpoint_interval_steps=2)
     whole = train(spec, tmp_path / "whole")
     plain = Training._step
 
@@ -265,11 +274,11 @@ def test_a_configuration_that_is_none_is_said(tmp_path: Path) -> None:
 
 
 def test_a_run_that_is_over_may_go_on_longer(tmp_path: Path) -> None:
-    spec = small(epochs=2, checkpoint_steps=3)
+    spec = small(epochs=2, checkpoint_interval_steps=3)
     train(spec, tmp_path / "run")
     again = resume(tmp_path / "run")
     assert again.steps == 10
     assert [row["step"] for row in read_rows(tmp_path / "run/metrics.csv")] == [5, 10]
-    longer = resume(tmp_path / "run", lambda spec: spec.but(epochs=4))
+    longer = resume(tmp_path / "run", lambda spec: spec.replace_recipe(epochs=4))
     assert longer.steps == 20
-    assert same(weights(longer), weights(train(spec.but(epochs=4), tmp_path / "whole")))
+    assert same(weights(longer), weights(train(spec.replace_recipe(epochs=4), tmp_path / "whole")))

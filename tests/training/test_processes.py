@@ -20,8 +20,8 @@ PLAIN = [sys.executable, "-m", "torchcaps"]
 # Quadratic routing takes a step of its own with all labels; the last of the 71 images leaves a process without any.
 WORDS = [
     *("train", "tests.training.own.Narrow", "--data", "tests.training.own.FewDigits", "--data.train=71"),
-    *("--batch-size", "14", "--steps", "50", "--routing", "quadratic", "--validate", "0", "--threads", "1"),
-    *("--test-images", "29", "--evaluate-every", "4"),
+    *("--batch-size", "14", "--steps", "50", "--routing", "quadratic", "--validate", "0", "--num-threads", "1"),
+    *("--max-test-images", "29", "--eval-interval-epochs", "4"),
 ]
 
 
@@ -68,7 +68,7 @@ def test_two_processes_reach_the_weights_and_the_numbers_of_one(tmp_path: Path) 
 
 
 def test_when_a_process_dies_the_others_end_soon_and_say_so(tmp_path: Path) -> None:
-    words = [*WORDS, "--steps", "100000", "--checkpoint-steps", "20"]
+    words = [*WORDS, "--steps", "100000", "--checkpoint-interval-steps", "20"]
     runs = {
         name: start(c, *words, "--out", str(tmp_path / name), *more)
         for name, c, more in (("devices", PLAIN, ["--devices", "2"]), ("torchrun", TORCHRUN, []))
@@ -88,8 +88,23 @@ def test_when_a_process_dies_the_others_end_soon_and_say_so(tmp_path: Path) -> N
 
 
 def test_a_wish_to_stop_reaches_all_processes(tmp_path: Path) -> None:
-    words = [*WORDS, "--steps", "100000", "--checkpoint-steps", "10", "--devices", "2", "--out", str(tmp_path / "run")]
-    words += ["--test-images", "1", "--evaluate-every", "1"]  # a look that one of the processes has no image for
+    words = [
+        *WORDS,
+        "--steps",
+        "100000",
+        "--checkpoint-interval-steps",
+        "10",
+        "--devices",
+        "2",
+        "--out",
+        str(tmp_path / "run"),
+    ]
+    words += [
+        "--max-test-images",
+        "1",
+        "--eval-interval-epochs",
+        "1",
+    ]  # a look that one of the processes has no image for
     run = start(PLAIN, *words)
     checkpoint = tmp_path / "run/checkpoints/last.safetensors"
     _await(checkpoint, run)

@@ -24,7 +24,7 @@ from torchcaps.training.logging import read_rows
 from torchcaps.training.trainer import Training
 
 ROOT = Path(__file__).resolve().parents[2]
-FEW = ["--data", DATA, "--batch-size", "16", "--threads", "1"]
+FEW = ["--data", DATA, "--batch-size", "16", "--num-threads", "1"]
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -62,15 +62,16 @@ def test_a_run_says_what_it_does_and_leaves_a_folder(capsys: pytest.CaptureFixtu
 
 def test_flags_and_files_say_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     words = "--steps 2 --routing em --routing.iterations 3 --optimizer sgd --optimizer.rate 0.5 --loss margin --width 5"
-    more = "--schedule exponential --schedule.period 7 --clip 2 --seed 4 --augmentation= --data.train 40 --hidden 6,7"
+    more = "--schedule exponential --schedule.period 7 --max-grad-norm 2 --seed 4 --augmentation= --data.train 40 "
+    more += "--hidden 6,7"
     run(capsys, "train", MODEL, *FEW, *words.split(), *more.split(), "--out", "flags")
     spec = spec_of("flags")
-    assert spec.fields["routing"] == EM(3)
-    assert spec.fields["hidden"] == (6, 7)
-    assert (spec.fields["width"], spec.seed, spec.clip) == (5, 4, 2)
-    assert spec.how.schedule == Exponential(period=7)
-    assert (spec.how.optimizer.kind, spec.how.optimizer.rate) == ("sgd", 0.5)
-    assert (spec.how.loss.scores, spec.how.augmentation) == ("margin", "")
+    assert spec.model_options["routing"] == EM(3)
+    assert spec.model_options["hidden"] == (6, 7)
+    assert (spec.model_options["width"], spec.seed, spec.max_grad_norm) == (5, 4, 2)
+    assert spec.recipe.schedule == Exponential(period=7)
+    assert (spec.recipe.optimizer.kind, spec.recipe.optimizer.rate) == ("sgd", 0.5)
+    assert (spec.recipe.loss.scores, spec.recipe.augmentation) == ("margin", "")
     assert spec.data_options == {"train": 40}
     # The file of a run is a file of flags, and what is given beside it has the last word.
     run(capsys, "train", "--config", "flags/config.yaml", "--out", "again")
@@ -78,22 +79,29 @@ def test_flags_and_files_say_the_same(capsys: pytest.CaptureFixture[str]) -> Non
     rows, others = (read_rows(Path(name, "metrics.csv")) for name in ("flags", "again"))
     assert [{**row, "seconds": 0} for row in rows] == [{**row, "seconds": 0} for row in others]
     run(capsys, "train", "--config=flags/config.yaml", "--out", "other", "--epochs", "1", "--seed=5")
-    assert (spec_of("other").seed, spec_of("other").how.epochs, spec_of("other").how.steps) == (5, 1, None)
+    assert (spec_of("other").seed, spec_of("other").recipe.epochs, spec_of("other").recipe.steps) == (5, 1, None)
     # A file of one's own says only what it wants to.
-    mine = {"model": MODEL, "data": DATA, "epochs": 1, "routing": "dynamic", "optimizer": {"rate": 0.25}, "threads": 1}
+    mine = {
+        "model": MODEL,
+        "data": DATA,
+        "epochs": 1,
+        "routing": "dynamic",
+        "optimizer": {"rate": 0.25},
+        "num_threads": 1,
+    }
     Path("mine.yaml").write_text(yaml.safe_dump(mine))
     run(capsys, "train", "--config", "mine.yaml", "--out", "mine")
-    assert spec_of("mine").how.optimizer.rate == 0.25
-    assert spec_of("mine").fields["routing"] == Dynamic()
+    assert spec_of("mine").recipe.optimizer.rate == 0.25
+    assert spec_of("mine").model_options["routing"] == Dynamic()
 
 
 def test_what_is_not_said_is_the_recipes(capsys: pytest.CaptureFixture[str]) -> None:
     run(capsys, "train", *FEW, "--steps", "1", "--width", "4", "--types", "2", "--hidden", "8", "--out", "run")
     spec = spec_of("run")
     assert spec.model == "capsnet_small"
-    assert spec.how.schedule == OneCycle()
-    assert spec.how.augmentation == "sabour2017.mnist"
-    assert spec.how.optimizer.rate == 3e-3
+    assert spec.recipe.schedule == OneCycle()
+    assert spec.recipe.augmentation == "sabour2017.mnist"
+    assert spec.recipe.optimizer.rate == 3e-3
 
 
 def test_a_users_own_routing_model_and_data_by_import_path(capsys: pytest.CaptureFixture[str]) -> None:
@@ -130,15 +138,15 @@ MISTAKES = {
     "--epochs": "--epochs needs a value",
     "--epochs many": "epochs",
     "--epochs 0": "--epochs must be 1 or more, got 0",
-    "--minutes 0": "--minutes must be over 0, got 0",
-    "--clip -1": "--clip must be over 0, got -1",
+    "--max-minutes 0": "--max-minutes must be over 0, got 0",
+    "--max-grad-norm -1": "--max-grad-norm must be over 0, got -1",
     "--validate 1.5": "--validate must be a share, 0 or more and below 1, got 1.5",
     "--validate 0.00001": "holds out 0 of 70 images",
     "--weights best": "weights 'best' needs images to choose by: hold some out with --validate",
-    "--patience 3": "--patience needs images to judge by",
-    "--until 0.9": "--until needs images to judge by",
-    "--until 1.5": "--until must be over 0 and at most 1, got 1.5",
-    "--train-images 0": "--train-images must be 1 or more, got 0",
+    "--early-stopping-patience 3": "--early-stopping-patience needs images to judge by",
+    "--target-accuracy 0.9": "--target-accuracy needs images to judge by",
+    "--target-accuracy 1.5": "--target-accuracy must be over 0 and at most 1, got 1.5",
+    "--max-train-images 0": "--max-train-images must be 1 or more, got 0",
     "--image 3x28x28": "the model is for images of 3x28x28, and few has images of 1x28x28",
     "--classes 5": "the model is for 5 classes, and few has 10 classes",
     "--data multimnist --data.source digits --n_objects 1": "is for 1 objects in an image, and multimnist has 2",
@@ -159,7 +167,7 @@ MISTAKES = {
     "--schedule OneCycle --schedule.wormup 1": "no flag --schedule.wormup: did you mean --schedule.warmup?",
     "--config a.yaml --config=b.yaml": "one --config at a time",
     "--resume a --resume b": "one --resume at a time",
-    "--accelerator cuda": "--accelerator cuda: there is none here that torch could use",
+    "--device cuda": "--device cuda: there is none here that torch could use",
     "--seed 99999999999999999999": "--seed must be",
     "--loss.margin_steps 0": "--loss.margin_steps must be 1 or more, got 0",
     "--optimizer.momentum -1": "--optimizer.momentum must be 0 or more, got -1",
@@ -189,7 +197,7 @@ def test_a_run_that_goes_on_takes_bounds_only(capsys: pytest.CaptureFixture[str]
     assert "run is at step 10 already: the 3 steps that it is to have lie before" in refusal(
         "train", "--resume", "run", "--steps", "3"
     )
-    assert spec_of("run").how.epochs == 2
+    assert spec_of("run").recipe.epochs == 2
     assert "run holds a run already" in refusal("train", MODEL, *FEW, "--out", "run")
 
 
@@ -206,7 +214,7 @@ def test_trap_52_the_best_is_chosen_on_images_held_out_and_never_on_the_test_ima
         return plain(self)
 
     monkeypatch.setattr(Training, "_look", noted)
-    spec = RunSpec.of(MODEL, data=DATA, batch_size=16, epochs=4, validate=0.2, weights="best", threads=1)
+    spec = RunSpec.of(MODEL, data=DATA, batch_size=16, epochs=4, validate=0.2, weights="best", num_threads=1)
     result = train(spec, tmp_path / "run")
     assert looked == ["validation"] * 4
     rows = read_rows(tmp_path / "run/metrics.csv")
@@ -216,7 +224,8 @@ def test_trap_52_the_best_is_chosen_on_images_held_out_and_never_on_the_test_ima
     assert set(result.tests) == {"last", "best"}
     assert result.test is result.tests["best"]
     stopped = train(
-        RunSpec.of(MODEL, data=DATA, epochs=50, validate=0.2, patience=2, threads=1, seed=1), tmp_path / "early"
+        RunSpec.of(MODEL, data=DATA, epochs=50, validate=0.2, early_stopping_patience=2, num_threads=1, seed=1),
+        tmp_path / "early",
     )
     assert stopped.epochs < 50
     assert stopped.ended == "2 looks without a better result on the images held out"
@@ -230,14 +239,14 @@ def test_a_folder_of_images_is_data_enough(capsys: pytest.CaptureFixture[str]) -
             Path("pics", name).mkdir(parents=True, exist_ok=True)
             Image.fromarray(pixels.numpy()).save(f"pics/{name}/{n}.png")
     small = ["--width", "8", "--stages", "[[4, 1]]", "--types", "2", "--blocks", "1"]
-    text = run(capsys, "train", "./pics", *small, "--steps", "2", "--threads", "1")
+    text = run(capsys, "train", "./pics", *small, "--steps", "2", "--num-threads", "1")
     assert "capsnet_images" in text
     assert "images of 3x40x36, 3 classes" in text
     assert "pics: 18 to learn from, 3 held out, 3 to test with" in text
     assert "memory: about" in text
     folder = "runs/capsnet_images-pics-1"
     assert Path(folder, "checkpoints/best.safetensors").is_file()
-    text = run(capsys, "evaluate", folder, "--threads", "1")
+    text = run(capsys, "evaluate", folder, "--num-threads", "1")
     assert "pics, test: 3 images" in text
     assert "bright" in text
     text = run(capsys, "predict", folder, "pics/dark/0.png", "--json")
@@ -255,7 +264,7 @@ def test_a_switch_does_not_swallow_the_model(capsys: pytest.CaptureFixture[str])
     run(capsys, "train", "--reconstruction", MODEL, "--deterministic", *FEW, "--steps", "1", "--out", "run")
     torch.use_deterministic_algorithms(False)
     assert spec_of("run").model == MODEL
-    assert spec_of("run").fields["reconstruction"] is True
+    assert spec_of("run").model_options["reconstruction"] is True
     run(capsys, "train", "--config", "run/config.yaml", "--deterministic", "false", MODEL, "--out", "other")
     assert not spec_of("other").deterministic
     assert spec_of("other").model == MODEL
@@ -273,7 +282,7 @@ def test_other_classes_are_refused_by_name(capsys: pytest.CaptureFixture[str]) -
             for n in range(4):
                 Path(name, label).mkdir(parents=True, exist_ok=True)
                 Image.new("L", (28, 28), 40 * n + 5 * number).save(f"{name}/{label}/{n}.png")
-    run(capsys, "train", MODEL, "--data", "first", "--steps", "1", "--threads", "1", "--out", "run")
+    run(capsys, "train", MODEL, "--data", "first", "--steps", "1", "--num-threads", "1", "--out", "run")
     assert "run knows the classes a, b, and second has b, c" in refusal("evaluate", "run", "--data", "second")
 
 

@@ -14,7 +14,7 @@ from torchcaps.data import create_dataset
 from torchcaps.training import load_run, predict
 
 ROOT = Path(__file__).resolve().parents[2]
-FEW = ["--data", DATA, "--batch-size", "16", "--threads", "1"]
+FEW = ["--data", DATA, "--batch-size", "16", "--num-threads", "1"]
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -33,7 +33,7 @@ def two_runs(capsys: pytest.CaptureFixture[str]) -> list[str]:
 def test_evaluate_tells_accuracy_interval_classes_and_loss(
     two_runs: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = run(capsys, "evaluate", "run0", "--threads", "1")
+    text = run(capsys, "evaluate", "run0", "--num-threads", "1")
     report = json.loads(Path("run0/results.json").read_text())["test"]["last"]
     assert f"{100 * report['accuracy']:.2f} %" in text
     assert f"{report['loss']:.4f}" in text
@@ -62,15 +62,15 @@ def test_evaluate_takes_other_data_that_fits(two_runs: list[str], capsys: pytest
     text = run(capsys, "evaluate", "run0", "--data", DATA, "--data.test", "7")
     assert "few, test: 7 images" in text
     assert "few, train: 70 images" in run(capsys, "evaluate", "run0", "--split", "train")
-    assert "digits, test: 40 images" in run(capsys, "evaluate", "run0", "--data", "digits", "--test-images", "40")
+    assert "digits, test: 40 images" in run(capsys, "evaluate", "run0", "--data", "digits", "--max-test-images", "40")
     said = refusal("evaluate", "run0", "--data", "affnist-style", "--data.source", "digits")
     assert "run0 is for images of 1x28x28, and affnist-style has images of 1x40x40" in said
     assert "run0 has no best checkpoint" in refusal("evaluate", "run0", "--weights", "best")
     assert "'nowhere' is no run" in refusal("evaluate", "nowhere")
     assert "--weights" in refusal("evaluate", "run0", "--weights", "bset")
     assert "--weights" in refusal("predict", "run0", "x.png", "--weights", "bset")
-    assert "--threads must be 1 or more, got 0" in refusal("evaluate", "run0", "--threads", "0")
-    assert "--test-images must be 1 or more" in refusal("evaluate", "run0", "--test-images", "-5")
+    assert "--num-threads must be 1 or more, got 0" in refusal("evaluate", "run0", "--num-threads", "0")
+    assert "--max-test-images must be 1 or more" in refusal("evaluate", "run0", "--max-test-images", "-5")
     assert "each run once" in refusal("evaluate", "run0", "run0")
     assert "each run once" in refusal("evaluate", "run0", "./run0/")
     assert "there is no flag --polarty" in refusal("predict", "run0", "--polarty", "inverted", "x.png")
@@ -78,9 +78,20 @@ def test_evaluate_takes_other_data_that_fits(two_runs: list[str], capsys: pytest
 
 
 def test_training_on_expanded_digits_and_testing_on_affine_ones(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--data", "expanded-mnist", "--data.source", "digits", "--steps", "1", "--out", "run", "--threads", "1"]
-    run(capsys, "train", MODEL, *words, "--test-images", "20")
-    other = ["--data", "affnist-style", "--data.source", "digits", "--test-images", "50"]
+    words = [
+        "--data",
+        "expanded-mnist",
+        "--data.source",
+        "digits",
+        "--steps",
+        "1",
+        "--out",
+        "run",
+        "--num-threads",
+        "1",
+    ]
+    run(capsys, "train", MODEL, *words, "--max-test-images", "20")
+    other = ["--data", "affnist-style", "--data.source", "digits", "--max-test-images", "50"]
     assert "affnist-style, test: 50 images" in run(capsys, "evaluate", "run", *other)
 
 

@@ -72,7 +72,7 @@ def analyze_command(words: list[str]) -> None:
         type=Literal["last", "best", "average"] | None,
         help="last, best or average (default: as the run's recipe says)",
     )
-    parser.add_argument("--threads", type=int | None, help="of the CPU")
+    parser.add_argument("--num-threads", type=int | None, help="of the CPU")
     parser.add_argument("--json", action="store_true", help="for machines; no figure unless --out is given")
     add_data_flags(parser, words)
     for name, (kind, text) in OWN.items():
@@ -84,8 +84,8 @@ def analyze_command(words: list[str]) -> None:
     options = parser.parse_args(words)
     kind = _kind(parser, options, given)
     out = _out(parser, options)
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
+    if options.num_threads is not None:
+        torch.set_num_threads(options.num_threads)
     runs = [load_run(path, options.weights) for path in options.runs]
     if out is not None:
         import_optional("matplotlib.figure", "drawing")  # say so before the work, not after it
@@ -119,7 +119,7 @@ def _kind(parser: Parser, options: Any, given: set[str]) -> Kind:
         if own in OWN and own not in kind.flags:
             takers = ", ".join(name for name, other in KINDS.items() if own in other.flags)
             parser.error(f"{flag} is for {takers}, not for {name}")
-    for own in ("threads", "images", "iterations", "epochs", "train_images"):
+    for own in ("num_threads", "images", "iterations", "epochs", "train_images"):
         if options[own] is not None and options[own] < 1:
             parser.error(f"--{own.replace('_', '-')} must be 1 or more, got {options[own]}")
     return kind

@@ -40,22 +40,22 @@ def evaluate_command(words: list[str]) -> None:
         type=Literal["last", "best", "average"] | None,
         help="last, best or average (default: as the run's recipe says)",
     )
-    parser.add_argument("--test-images", type=int | None, help="at most so many images, always the same ones")
-    parser.add_argument("--threads", type=int | None, help="of the CPU")
+    parser.add_argument("--max-test-images", type=int | None, help="at most so many images, always the same ones")
+    parser.add_argument("--num-threads", type=int | None, help="of the CPU")
     parser.add_argument("--json", action="store_true", help="for machines")
     flags = Flags(parser.flags, switches={"--json"}, below=BELOW, who="evaluate")
     words, _ = flags.read(parser, words)
     options = parser.parse_args(words)
-    for name in ("threads", "test_images"):
+    for name in ("num_threads", "max_test_images"):
         if options[name] is not None and options[name] < 1:
             parser.error(f"--{name.replace('_', '-')} must be 1 or more, got {options[name]}")
     if len({os.path.realpath(os.path.expanduser(run)) for run in options.runs}) < len(options.runs):
         parser.error("each run once: a run with itself is no ensemble")
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
+    if options.num_threads is not None:
+        torch.set_num_threads(options.num_threads)
     runs = [load_run(path, options.weights) for path in options.runs]
     dataset = chosen_images(runs[0], options)
-    results = _measured(runs, some_of(dataset, options.test_images))
+    results = _measured(runs, some_of(dataset, options.max_test_images))
     if options.json:
         print(json.dumps(_as_json(runs, dataset, results), indent=2))
     else:
@@ -69,7 +69,7 @@ def _measured(runs: list[Trained], dataset: Any) -> dict[str, Measures]:
         groups["together"] = runs
     console = Console(stderr=True)
     with Progress(console=console, disable=not sys.stderr.isatty(), transient=True) as bar:
-        size = min(run.spec.how.batch_size for run in runs)
+        size = min(run.spec.recipe.batch_size for run in runs)
         task = bar.add_task("testing", total=sum(-(-len(dataset) // size) for _ in groups))
         return {name: measure(group, dataset, lambda: bar.advance(task)) for name, group in groups.items()}
 

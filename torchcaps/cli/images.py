@@ -43,6 +43,6 @@ def chosen_images(run: Trained, options: Any, split: str | None = None) -> Datas
     used = dict(spec.data_options)
     if options.data is not None:
         used = {k: v for k, v in dict(options.get("data_options") or {}).items() if v is not None}
-    name = options.data or spec.how.data
+    name = options.data or spec.recipe.data
     folder = is_folder(name)
     return create_dataset(name if folder else find_data(name), part, None if folder else spec.data_dir, **used)

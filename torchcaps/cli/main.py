@@ -28,7 +28,7 @@ usage: torchcaps COMMAND ...
 'torchcaps COMMAND --help' says more, 'torchcaps train MODEL --help' what can be changed in a model. For example:
 
   torchcaps train
-  torchcaps train sabour2017_mnist --minutes 30
+  torchcaps train sabour2017_mnist --max-minutes 30
   torchcaps train ./my_images
   torchcaps predict runs/capsnet_small-digits-1 photo.png
   torchcaps analyze runs/capsnet_small-digits-1 perturbation --out fig.png

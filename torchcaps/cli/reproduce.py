@@ -53,7 +53,7 @@ def reproduce_command(words: list[str]) -> None:
     parser.add_argument("--columns", type=str | None, help="only these, in the same way")
     parser.add_argument("--shard", default="1/1", help="the second of eight machines or processes: 2/8")
     parser.add_argument("--plan", type=bool, default=False, help="print the plan and leave")
-    parser.add_argument("--threads", type=int | None, help="of the CPU (default: as many as there are cores)")
+    parser.add_argument("--num-threads", type=int | None, help="of the CPU (default: as many as there are cores)")
     parser.add_argument("--data-dir", type=str | None, help="the data folder (default: TORCHCAPS_DATA)")
     parser.add_argument("--results", default=str(RESULTS), help="where records, tables and figures go")
     parser.add_argument("--work", default=str(WORK), help="where runs are trained, with their checkpoints")
@@ -105,7 +105,7 @@ def _check(parser: Parser, options: Any) -> None:
     for name in ("results", "work"):
         if not options[name]:
             parser.error(f"--{name} needs a folder's name")
-    for name in ("seeds", "threads"):
+    for name in ("seeds", "num_threads"):
         if options[name] is not None and options[name] < 1:
             parser.error(f"--{name} must be 1 or more, got {options[name]}")
     if options.seeds is None:
@@ -127,7 +127,7 @@ def _check_folder(parser: Parser, name: str, folder: Path) -> None:
 
 
 def _reproduce(paper: Paper, items: list[Item], store: Store, options: Any) -> None:
-    own = {"threads": options.threads, "data_dir": _absolute(options.data_dir)}
+    own = {"num_threads": options.num_threads, "data_dir": _absolute(options.data_dir)}
     own = {name: value for name, value in own.items() if value is not None}
     for item in items:
         rows, columns = find_rows(item, options.rows), find_columns(item, options.columns)

@@ -25,9 +25,9 @@ __all__ = ["train_command", "train_help"]
 
 DEFAULT, FOR_FOLDERS = "capsnet_small", "capsnet_images"
 RECIPE = ("batch_size", "epochs", "steps", "validate", "weights", "ascents", "augmentation")
-RUN = [f.name for f in dataclasses.fields(RunSpec) if f.name not in ("model", "fields", "recipe")]
-BOUNDS = {"--resume", "--epochs", "--steps", "--minutes", "--patience", "--until"}
-BOUNDS |= {"--help", "--threads", "--workers", "--devices"}
+RUN = [f.name for f in dataclasses.fields(RunSpec) if f.name not in ("model", "model_options", "recipe")]
+BOUNDS = {"--resume", "--epochs", "--steps", "--max-minutes", "--early-stopping-patience", "--target-accuracy"}
+BOUNDS |= {"--help", "--num-threads", "--num-workers", "--devices"}
 BELOW = {"--data.": "--data-options.", "--test-data.": "--test-data-options."}
 SHORT = {"--optimizer": "--optimizer.kind", "--loss": "--loss.scores"}
 DESCRIPTION = (
@@ -36,7 +36,7 @@ DESCRIPTION = (
     "as well, --config FILE, and each run writes one. Examples: torchcaps train; "
     "torchcaps train sabour2017_mnist --epochs 10 --validate 0.1; "
     "torchcaps train tsai2020_cifar10 --routing em --routing.iterations 3 --optimizer.rate 0.01 --schedule OneCycle; "
-    "torchcaps train ./my_images --minutes 30; torchcaps train --resume runs/capsnet_small-digits-1 --epochs 40"
+    "torchcaps train ./my_images --max-minutes 30; torchcaps train --resume runs/capsnet_small-digits-1 --epochs 40"
 )
 
 
@@ -235,7 +235,7 @@ def _spec(entry: Entry, folder: str | None, chosen: Any, given: set[str], option
         found = options.get("data_options" if name == "data_options" else "test_data_options") or {}
         own[name] = {key: value for key, value in dict(found).items() if value is not None}
     try:
-        return RunSpec(entry.name, fields, recipe, **own).but(**changes)
+        return RunSpec(entry.name, fields, recipe, **own).replace_recipe(**changes)
     except ValueError as error:  # the flag is what the user knows
         raise ValueError(_by_flag(str(error))) from error
 
@@ -250,9 +250,8 @@ def _check_resume(parser: Parser, given: set[str], options: Any) -> None:
     if other or options.what:
         named = other[0] if other else options.what[0]
         parser.error(
-            f"{named} can't change a run that goes on: --resume takes --epochs, --steps, --minutes, --patience, "
-            f"--until, "
-            "--threads, --workers and --devices only"
+            f"{named} can't change a run that goes on: --resume takes --epochs, --steps, --max-minutes, "
+            "--early-stopping-patience, --target-accuracy, --num-threads, --num-workers and --devices only"
         )
 
 
@@ -261,8 +260,8 @@ def _resumed(options: Any, given: set[str]) -> Any:
 
     def change(spec: RunSpec) -> RunSpec:
         bounds = {name: options[name] for name in ("epochs", "steps") if options[name] is not None}
-        names = ("minutes", "patience", "until", "threads", "workers", "devices")
+        names = ("max_minutes", "early_stopping_patience", "target_accuracy", "num_threads", "num_workers", "devices")
         own = {name: options[name] for name in names if _flag(name) in given}
-        return dataclasses.replace(spec.but(**bounds), **own)
+        return dataclasses.replace(spec.replace_recipe(**bounds), **own)
 
     return resume(options.resume, change)

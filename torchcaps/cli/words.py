@@ -170,11 +170,11 @@ def _flags(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
         name = f"{prefix}{key}"
         if value is None or name == "note":
             continue
-        if name in ("fields", "data_options", "test_options") and not isinstance(value, dict):
+        if name in ("model_options", "data_options", "test_options") and not isinstance(value, dict):
             raise ValueError(f"{name} must be a list of settings, such as '{name}: {{...}}', got {value!r}")
         if name == "model":
             yield str(value)
-        elif name == "fields":
+        elif name == "model_options":
             yield from _flags({f"model_{k}" if k == "schedule" else k: v for k, v in value.items()})
         elif name in ("data_options", "test_options"):
             yield from _flags(value, "data." if name == "data_options" else "test_data.")

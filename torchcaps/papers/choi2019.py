@@ -24,7 +24,7 @@ __all__ = ["PAPER"]
 NARROW = {"width": 16, "types": 4}
 MNIST = Run("choi2019_mnist", {"augmentation": "choi2019.mnist"}, {**DIGITS, **NARROW})
 PLUS = Run("choi2019_mnist", {"augmentation": "choi2019.mnist+"}, {**DIGITS, **NARROW})
-AFFNIST = Run("choi2019_affnist", cpu={**DIGITS, **NARROW, "test_data": "affnist-style", "test_images": 5_000})
+AFFNIST = Run("choi2019_affnist", cpu={**DIGITS, **NARROW, "test_data": "affnist-style", "max_test_images": 5_000})
 C10 = Run("choi2019_cifar10", {"augmentation": "choi2019.cifar10"}, {**CIFAR, **NARROW})
 C10_PLUS = Run("choi2019_cifar10", {"augmentation": "choi2019.cifar10+"}, {**CIFAR, **NARROW})
 
@@ -35,7 +35,7 @@ CAPSNET_PLUS = CAPSNET.but(augmentation="choi2019.mnist+")
 CAPSNET_AFFNIST = Run(
     "sabour2017_affnist",
     {"validate": 0.1, "weights": "best"},
-    {**DIGITS, **NARROW_CAPSNET, "test_data": "affnist-style", "test_images": 5_000},
+    {**DIGITS, **NARROW_CAPSNET, "test_data": "affnist-style", "max_test_images": 5_000},
 )
 CAPSNET_C10 = Run(
     "sabour2017_mnist",

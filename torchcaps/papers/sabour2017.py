@@ -24,11 +24,11 @@ __all__ = ["PAPER"]
 
 MNIST = Run("sabour2017_mnist", cpu={**DIGITS, **NARROW_CAPSNET})
 CNN = Run("sabour2017_cnn_mnist", cpu={**DIGITS, **NARROW_CNN})
-PAIRS = {"steps": 1_500, "test_images": 5_000, "schedule": DIGITS["schedule"]}
+PAIRS = {"steps": 1_500, "max_test_images": 5_000, "schedule": DIGITS["schedule"]}
 MULTI = Run("sabour2017_multimnist", cpu={**PAIRS, **NARROW_CAPSNET})
 MULTI_CNN = Run("sabour2017_cnn_multimnist", cpu={**PAIRS, "width": 96, "features": 1_024})
 # For what is looked at rather than compared: decodes are blurred after as many steps as the tables have.
-LONG_MNIST = MNIST.but(cpu={"train_images": None, "epochs": 6})
+LONG_MNIST = MNIST.but(cpu={"max_train_images": None, "epochs": 6})
 LONG_MULTI = MULTI.but(cpu={"steps": 4_500})
 _LONG = (
     "At the scale cpu this net is trained on all 60,000 images for 6 epochs, four times as long as those of Table 1."
@@ -182,15 +182,15 @@ FIG_5 = Item(
 )
 
 # Section 5.2: both stop when so large a share of held-out digits at random places is right.
-EARLY = {"validate": 0.05, "until": 0.9923, "evaluate_steps": 500}
+EARLY = {"validate": 0.05, "target_accuracy": 0.9923, "eval_interval_steps": 500}
 STOPPED = {
-    "until": 0.97,
+    "target_accuracy": 0.97,
     "validate": 0.15,  # of 20,000: with fewer held out, chance would decide when to stop
-    "evaluate_steps": 50,
+    "eval_interval_steps": 50,
     "steps": 1_500,
-    "train_images": 20_000,
+    "max_train_images": 20_000,
     "test_data": "affnist-style",
-    "test_images": 2_000,
+    "max_test_images": 2_000,
 }
 AFFINE = Run("sabour2017_affnist", EARLY, {**STOPPED, **NARROW_CAPSNET})
 AFFINE_CNN = Run("sabour2017_cnn_affnist", EARLY, {**STOPPED, "width": 104})  # 1.8M parameters, as CapsNet has

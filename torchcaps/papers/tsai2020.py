@@ -165,7 +165,7 @@ FIG_4 = Item(
     notes=("The figure's table is an image: its numbers can't be read off the text.",),
 )
 
-_B = {"fields": {"schedule": "sequential"}}
+_B = {"model_options": {"schedule": "sequential"}}
 _ABLATIONS = {
     "the paper's": lambda count: INVERTED if count == 2 else INVERTED.but(routing=InvertedAttention(count)),
     "A, no layer norm": lambda count: INVERTED.but(routing=InvertedAttention(count, normalize=False)),
@@ -251,7 +251,7 @@ COST = Item(
     ),
 )
 
-PAIRS = {"train_images": 20_000, "epochs": 8, "schedule": CIFAR["schedule"], "test_images": 5_000, "width": 64}
+PAIRS = {"max_train_images": 20_000, "epochs": 8, "schedule": CIFAR["schedule"], "max_test_images": 5_000, "width": 64}
 _POSES = {"types": 8, "dim": 16}
 _BY_ADAM = "CapsNet, dynamic routing, vectors, by Adam"
 _DIVERSE = {

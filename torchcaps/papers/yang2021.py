@@ -122,7 +122,7 @@ FIG_2 = Item(
     ),
 )
 
-PAIRS = {"steps": 1_500, "test_images": 5_000, "schedule": DIGITS["schedule"], **NARROW_CAPSNET}
+PAIRS = {"steps": 1_500, "max_test_images": 5_000, "schedule": DIGITS["schedule"], **NARROW_CAPSNET}
 MULTI = Run("yang2021_multimnist", cpu=PAIRS)
 _MULTI = {"Dynamic": MULTI.but(routing=Dynamic(3)), "L2": MULTI}
 _CURVES: dict[str, str] = dict.fromkeys(("MNIST", "Fashion-MNIST", "CIFAR-10", "MultiMNIST"), ERROR)

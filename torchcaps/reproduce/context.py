@@ -62,7 +62,7 @@ class Context:
 
     def test_batch(self, trained: Trained, n: int, **options: Any) -> Batch:
         """Return test images of the data set that a network was trained on."""
-        recipe = trained.spec.how
+        recipe = trained.spec.recipe
         return self.batch(trained, recipe.data, n, **{**trained.spec.data_options, **options})
 
 

@@ -113,7 +113,7 @@ def data_of(source: Source, store: Store) -> tuple[str, ...]:
     if isinstance(source, Parameters) or store.scale == "smoke":
         return ()
     if isinstance(source, Run):
-        recipe = run_spec(source, store.scale).how
+        recipe = run_spec(source, store.scale).recipe
         return tuple(dict.fromkeys(name for name in (recipe.data, recipe.test_data) if name))
     names = list(source.data)
     if store.scale == "cpu":
@@ -224,17 +224,17 @@ def _run_task(job: Job, store: Store, timed: bool, own: dict[str, Any]) -> Task:
     folder = store.folder(job)
     spec = run_spec(job.source, store.scale, job.seed, **own)
     images = _opened(_data_key(spec), spec)
-    per_epoch = -(-len(images.train) // spec.how.batch_size)
-    steps = spec.how.steps or (spec.how.epochs or 1) * per_epoch
+    per_epoch = -(-len(images.train) // spec.recipe.batch_size)
+    steps = spec.recipe.steps or (spec.recipe.epochs or 1) * per_epoch
     begun = folder.config.exists()
     done = _step_reached(store, job) if begun else 0
     left = max(0, steps - done)
     seconds, memory = 0.0, 0
     if timed and left:
         step, memory = _step_cost(digest(spec), spec, images)
-        looks = max(1, left // (spec.evaluate_steps or per_epoch)) + 1
+        looks = max(1, left // (spec.eval_interval_steps or per_epoch)) + 1
         watched = images.held_out if images.held_out is not None else images.test
-        batches = len(watched) / spec.how.batch_size if watched is not None else 0.0
+        batches = len(watched) / spec.recipe.batch_size if watched is not None else 0.0
         seconds = step * (left + FORWARD * looks * batches)
     return Task(job, "begun" if begun else "new", left, seconds, memory)
 
@@ -248,8 +248,15 @@ def _step_reached(store: Store, job: Job) -> int:
 
 
 def _data_key(spec: RunSpec) -> str:
-    recipe = spec.how
-    parts = (recipe.data, recipe.test_data, recipe.augmentation, recipe.validate, spec.train_images, spec.test_images)
+    recipe = spec.recipe
+    parts = (
+        recipe.data,
+        recipe.test_data,
+        recipe.augmentation,
+        recipe.validate,
+        spec.max_train_images,
+        spec.max_test_images,
+    )
     return json.dumps([*parts, spec.data_options, spec.test_options, spec.data_dir, spec.seed])
 
 
@@ -269,16 +276,16 @@ _COSTS: dict[str, tuple[float, int]] = {}
 def _step_cost(name: str, spec: RunSpec, images: Images) -> tuple[float, int]:
     """Return the seconds of a training step here, measured from a few, and the bytes that it takes; once for a run."""
     if name not in _COSTS:
-        if spec.threads:
-            torch.set_num_threads(spec.threads)
+        if spec.num_threads:
+            torch.set_num_threads(spec.num_threads)
         model = make_network(fitted(spec, images))
-        step = timed_step(model, spec.how.batch_size)
+        step = timed_step(model, spec.recipe.batch_size)
         times = []
         for _ in range(1 + STEPS):
             start = time.perf_counter()
             step()
             times.append(time.perf_counter() - start)
-        _COSTS[name] = min(times[1:]), estimate_memory(model, spec.how.batch_size).total
+        _COSTS[name] = min(times[1:]), estimate_memory(model, spec.recipe.batch_size).total
     return _COSTS[name]
 
 

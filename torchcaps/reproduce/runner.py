@@ -123,7 +123,7 @@ def work_through(plan: Plan, store: Store, bar: Bar, **own: Any) -> list[str]:
 def _train(job: Job, store: Store, bar: Bar, own: dict[str, Any]) -> str:
     assert isinstance(job.source, Run)
     folder = store.folder(job)
-    spec = run_spec(job.source, store.scale, job.seed, checkpoint_minutes=1.0, **own)
+    spec = run_spec(job.source, store.scale, job.seed, checkpoint_interval_minutes=1.0, **own)
     try:
         with contextlib.suppress(OSError):
             folder.path.mkdir(parents=True, exist_ok=True)
@@ -181,8 +181,8 @@ def _measured(job: Job, store: Store, bar: Bar, own: dict[str, Any]) -> str:
             _same_settings(store.folder(member), run_spec(run, store.scale, member.seed, **own))
         loaded = [load_run(store.folder(member).path) for member in members]
         runs[name] = loaded[0] if measure.members == 1 else loaded
-    if own.get("threads"):
-        torch.set_num_threads(own["threads"])
+    if own.get("num_threads"):
+        torch.set_num_threads(own["num_threads"])
     records = {}
     for name, before in measure.after.items():
         found = store.record(Job(before, 0 if before.once else job.seed))

@@ -61,8 +61,8 @@ NARROW: dict[type, dict[str, Any]] = {
 }
 # Nothing that decides what comes out of a run, but where and how it is computed.
 FREE = {
-    "seed", "data_dir", "threads", "workers", "devices", "accelerator", "checkpoint_minutes", "checkpoint_steps",
-    "note", "tensorboard", "evaluate_every",
+    "seed", "data_dir", "num_threads", "num_workers", "devices", "device", "checkpoint_interval_minutes",
+    "checkpoint_interval_steps", "note", "tensorboard", "eval_interval_epochs",
 }  # fmt: skip
 FOLLOWING = ("image", "classes", "streamed")  # fields of models that follow the images, or the memory
 MADE = ("multimnist", "multimnist-official", "diverse-multimnist", "expanded-mnist", "affnist-style")
@@ -87,9 +87,9 @@ def run_spec(run: Run, scale: Scale, seed: int = 0, **own: Any) -> RunSpec:
 
 def _smoke(spec: RunSpec) -> RunSpec:
     """Return a run that ends in a moment: no number of it means anything, but all of its parts have worked."""
-    recipe = spec.how
+    recipe = spec.recipe
     kind = type(find_model(spec.model).spec)
-    fields = {**spec.fields, **NARROW.get(kind, {})}
+    fields = {**spec.model_options, **NARROW.get(kind, {})}
     if kind is Tsai2020 and "dim" in {f.name for f in dataclasses.fields(kind)}:
         fields["dim"] = 16
     made = recipe.data in MADE
@@ -105,21 +105,21 @@ def _smoke(spec: RunSpec) -> RunSpec:
     }
     return dataclasses.replace(
         spec,
-        fields=fields,
+        model_options=fields,
         data_options={**spec.data_options, "source": "digits"} if made else {},
         test_options={"source": "digits"} if test in MADE else {},
-        train_images=64,
-        test_images=32,
-        evaluate_steps=2,
-    ).but(**changes)
+        max_train_images=64,
+        max_test_images=32,
+        eval_interval_steps=2,
+    ).replace_recipe(**changes)
 
 
 def deciding(spec: RunSpec) -> dict[str, Any]:
     """Return all of a run that decides what comes out of it, as JSON holds it: its settings, and under ``"net"`` every
     field of its model but for what follows the images or the memory.
     """
-    settings = {k: v for k, v in spec.plain().items() if k not in (*FREE, "fields")}
-    net = dataclasses.replace(find_model(spec.model).spec, **spec.fields)
+    settings = {k: v for k, v in spec.to_plain().items() if k not in (*FREE, "model_options")}
+    net = dataclasses.replace(find_model(spec.model).spec, **spec.model_options)
     fields = {f.name: getattr(net, f.name) for f in dataclasses.fields(net) if f.name not in FOLLOWING}
     return json.loads(json.dumps({**settings, "net": fields}, default=_words))
 
@@ -138,7 +138,7 @@ def _words(value: Any) -> Any:
 
 def digest(spec: RunSpec) -> str:
     """Return a short name for what a run is, the same wherever and with whatever seed it is computed."""
-    plain = {k: v for k, v in spec.plain().items() if k not in FREE and v is not None}
+    plain = {k: v for k, v in spec.to_plain().items() if k not in FREE and v is not None}
     defaults = {f.name: f.default for f in dataclasses.fields(RunSpec) if f.default is not dataclasses.MISSING}
     defaults |= {f.name: f.default for f in dataclasses.fields(Recipe) if isinstance(f.default, int | float | str)}
     kept = {k: v for k, v in plain.items() if k not in defaults or defaults[k] != v}

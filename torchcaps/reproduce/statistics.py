@@ -240,7 +240,7 @@ def _tested(record: dict[str, Any]) -> tuple[Any, ...]:
     config = record["config"]
     own = not config["test_data"]
     options = config["data_options"] if own else config["test_options"]
-    return config["data"] if own else config["test_data"], options, config["test_images"], record["found"]["n"]
+    return config["data"] if own else config["test_data"], options, config["max_test_images"], record["found"]["n"]
 
 
 def _right(record: dict[str, Any]) -> torch.Tensor:
@@ -295,7 +295,7 @@ _COUNTS: dict[str, int] = {}
 def n_parameters(run: Run) -> int:
     """Return the parameters of a run's model in the paper's own size; nothing is allocated for it."""
     spec = RunSpec.of(run.model, **run.changes)
-    key = f"{spec.model} {sorted(map(str, spec.fields.items()))}"
+    key = f"{spec.model} {sorted(map(str, spec.model_options.items()))}"
     if key not in _COUNTS:
         with torch.device("meta"):
             _COUNTS[key] = make_network(spec).n_parameters

@@ -167,7 +167,7 @@ class Store:
         assert isinstance(job.source, Run)
         folder = self.folder(job)
         report = json.loads(folder.results.read_text(encoding="utf-8"))
-        config = {k: v for k, v in folder.read_config().plain().items() if k != "data_dir"}
+        config = {k: v for k, v in folder.read_config().to_plain().items() if k != "data_dir"}
         test = report["test"].get(report["weights"]) or {}
         found = {
             "ended": report["ended"],
@@ -193,7 +193,7 @@ class Store:
     def write_diverged(self, job: Job, spec: RunSpec, why: str) -> None:
         """Write the record of a run that did not train: that is a result too."""
         folder = self.folder(job)
-        config = {k: v for k, v in spec.plain().items() if k != "data_dir"}
+        config = {k: v for k, v in spec.to_plain().items() if k != "data_dir"}
         curve = [{k: v for k, v in row.items() if v is not None} for row in read_rows(folder.metrics)]
         seconds = curve[-1]["seconds"] if curve else 0.0  # of all sessions, up to the last whole epoch
         found = {"ended": why, "diverged": True, "seconds": seconds, "accuracy": None, "n": None}

@@ -33,18 +33,18 @@ __all__ = [
 FREE = {
     "epochs",
     "steps",
-    "minutes",
-    "patience",
-    "until",
-    "threads",
-    "workers",
+    "max_minutes",
+    "early_stopping_patience",
+    "target_accuracy",
+    "num_threads",
+    "num_workers",
     "devices",
-    "accelerator",
+    "device",
     "data_dir",
     "note",
 }
-FREE |= {"tensorboard", "test_data", "test_options", "test_images", "weights"}
-FREE |= {"evaluate_every", "evaluate_steps", "checkpoint_minutes", "checkpoint_steps"}
+FREE |= {"tensorboard", "test_data", "test_options", "max_test_images", "weights"}
+FREE |= {"eval_interval_epochs", "eval_interval_steps", "checkpoint_interval_minutes", "checkpoint_interval_steps"}
 
 FORMAT = "torchcaps checkpoint 1"
 

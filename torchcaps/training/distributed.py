@@ -49,10 +49,10 @@ class Engine:
             # Of a convolution of one channel, whose gradient may have either of two layouts: nothing to be mended.
             warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
             strategy = fabric.strategies.DDPStrategy(timeout=PATIENCE)
-        threads = spec.threads or max(1, _n_cores() // local)
-        with _quietly(), _available(spec.accelerator):
+        threads = spec.num_threads or max(1, _n_cores() // local)
+        with _quietly(), _available(spec.device):
             self.fabric = fabric.Fabric(
-                accelerator=spec.accelerator,
+                accelerator=spec.device,
                 devices=local,
                 num_nodes=self.world // local,
                 strategy=strategy,
@@ -150,7 +150,7 @@ def _available(accelerator: str) -> Iterator[None]:
         yield
     except Exception as error:  # the engine has several kinds
         if accelerator in ("cuda", "mps") and not getattr(torch, accelerator).is_available():
-            raise ValueError(f"--accelerator {accelerator}: there is none here that torch could use") from error
+            raise ValueError(f"--device {accelerator}: there is none here that torch could use") from error
         raise
 
 

@@ -64,7 +64,9 @@ class Trained:
                 f"{self.model.n_objects or 'any number of'} in an image, and {dataset.name} has {dataset.n_objects}"
             )
             raise ValueError(f"{self.path} is for objects {counts}")
-        return Loader(dataset, self.spec.how.batch_size, pipeline=self.pipeline, train=False, workers=self.spec.workers)
+        return Loader(
+            dataset, self.spec.recipe.batch_size, pipeline=self.pipeline, train=False, workers=self.spec.num_workers
+        )
 
 
 def load_run(path: str | os.PathLike[str], weights: str | None = None) -> Trained:
@@ -76,14 +78,14 @@ def load_run(path: str | os.PathLike[str], weights: str | None = None) -> Traine
     """
     folder = RunFolder.existing(path)
     spec = folder.read_config()
-    wanted = weights or spec.how.weights
+    wanted = weights or spec.recipe.weights
     checkpoint, note = _checkpoint(folder, wanted)
     model = make_network(spec)
     part = "average" if wanted == "average" and checkpoint.part("average") else "model"
     if wanted == "average" and part == "model":
-        raise ValueError(f"{path} has no average of its weights: it was trained with --weights {spec.how.weights}")
+        raise ValueError(f"{path} has no average of its weights: it was trained with --weights {spec.recipe.weights}")
     try:
-        refuse_foreign(checkpoint, spec.plain())
+        refuse_foreign(checkpoint, spec.to_plain())
         checkpoint.load_weights(model, part)
     except CheckpointError as error:
         raise CheckpointError(f"{folder.last if wanted != 'best' else folder.best}: {error}") from error
@@ -106,7 +108,7 @@ def _checkpoint(folder: RunFolder, wanted: str) -> tuple[Checkpoint, str]:
 
 def _pipeline(spec: RunSpec, checkpoint: Checkpoint) -> Pipeline:
     """Return how images are prepared, with what was learnt of the training set."""
-    pipeline = create_pipeline(spec.how.augmentation)
+    pipeline = create_pipeline(spec.recipe.augmentation)
     means = iter(checkpoint.part("pipeline").values())
     mean = next(means, None)
     lists = [

@@ -83,7 +83,7 @@ def predict(
     if ink:
         pixels = _read(path, Form((LARGE * height, LARGE * width), channels, "pad"), fill, ground)
     else:
-        used = fit or run.spec.data_options.get("fit") or ("crop" if is_folder(run.spec.how.data) else "pad")
+        used = fit or run.spec.data_options.get("fit") or ("crop" if is_folder(run.spec.recipe.data) else "pad")
         pixels = _read(path, Form(size, channels, used), fill, ground)
     if inverted:
         pixels = 255 - pixels
@@ -127,7 +127,7 @@ def _size(path: Path) -> tuple[int, int]:
 
 def _knows_ink(run: Trained) -> bool:
     """Return whether a network was trained on MNIST's kind of digits: bright ink on black, in the middle."""
-    return run.model.spec.image[0] == 1 and run.spec.how.data in MNIST_LIKE and run.model.n_objects == 1
+    return run.model.spec.image[0] == 1 and run.spec.recipe.data in MNIST_LIKE and run.model.n_objects == 1
 
 
 def _raw_size(run: Trained) -> tuple[int, int, int]:
@@ -141,7 +141,7 @@ def _raw_size(run: Trained) -> tuple[int, int, int]:
                     return channels, height, width
             except ValueError:
                 continue
-    raise ValueError(f"the augmentation {run.spec.how.augmentation!r} makes no image of {list(wanted)} out of any")
+    raise ValueError(f"the augmentation {run.spec.recipe.augmentation!r} makes no image of {list(wanted)} out of any")
 
 
 def _shares(run: Trained, scores: Tensor) -> Tensor:
@@ -154,7 +154,7 @@ def _shares(run: Trained, scores: Tensor) -> Tensor:
 
 def _on_paper(pixels: Tensor, run: Trained) -> bool:
     """Return whether an image has a bright frame, and the network was trained on images with dark ones."""
-    if run.spec.how.data not in (*MNIST_LIKE, *OVERLAPPING):
+    if run.spec.recipe.data not in (*MNIST_LIKE, *OVERLAPPING):
         return False  # of other grey images nobody knows which way round they are
     frame = max(1, round(FRAME * min(pixels.shape[1:])))
     inner = pixels[:, frame:-frame, frame:-frame]

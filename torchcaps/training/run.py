@@ -88,7 +88,7 @@ def train(
     display = display or Display(process_rank() == 0)
     _announce(spec, network, images, display, out)
     engine = Engine(spec)
-    own = RunFolder.new(out, f"{_short(spec.model)}-{_short(spec.how.data)}") if engine.first else None
+    own = RunFolder.new(out, f"{_short(spec.model)}-{_short(spec.recipe.data)}") if engine.first else None
     folder = own or RunFolder(engine.told(None))
     if own is not None:
         engine.told(str(own.path))
@@ -169,7 +169,7 @@ def _short(data: str) -> str:
 
 def _check(spec: RunSpec, network: Network, images: Images) -> None:
     """Refuse what contradicts itself, and what is not installed."""
-    recipe = spec.how
+    recipe = spec.recipe
     if spec.tensorboard:
         import_optional("tensorboard", "--tensorboard")
     if recipe.ascents and not any(isinstance(getattr(m, "routing", None), Quadratic) for m in network.modules()):
@@ -178,7 +178,10 @@ def _check(spec: RunSpec, network: Network, images: Images) -> None:
     if images.held_out is None:
         if recipe.weights == "best":
             raise ValueError("weights 'best' needs images to choose by: hold some out with --validate 0.1")
-        for flag, value in (("--patience", spec.patience), ("--until", spec.until)):
+        for flag, value in (
+            ("--early-stopping-patience", spec.early_stopping_patience),
+            ("--target-accuracy", spec.target_accuracy),
+        ):
             if value is not None:
                 raise ValueError(f"{flag} needs images to judge by: hold some out with --validate 0.1")
     if recipe.batch_size < n_processes():
@@ -193,7 +196,7 @@ def _announce(
     """Say what is about to happen, and the memory that it takes."""
     if not display.speak:
         return
-    recipe = spec.how
+    recipe = spec.recipe
     size = "x".join(map(str, network.spec.image))
     display.say(f"{spec.model}: {network.n_parameters:,} parameters, images of {size}, {network.spec.classes} classes")
     counts = [f"{len(images.train):,} to learn from"]
@@ -210,10 +213,10 @@ def _announce(
         if missing:
             display.say(f"no image to {use} of: {', '.join(missing[:5])}{', ...' if len(missing) > 5 else ''}")
     long = f"{recipe.steps:,} steps" if recipe.steps else f"{recipe.epochs:,} epochs"
-    long += f", {spec.minutes:g} minutes at most" if spec.minutes is not None else ""
+    long += f", {spec.max_minutes:g} minutes at most" if spec.max_minutes is not None else ""
     rate = f"{recipe.optimizer.kind} at {recipe.optimizer.rate:g}, {type(recipe.schedule).__name__}"
     display.say(f"{recipe.loss.scores.replace('_', '-')} loss, {rate}, batches of {recipe.batch_size}, {long}")
-    with_memory = estimate_memory(network, -(-recipe.batch_size // (spec.accumulate * n_processes())))
+    with_memory = estimate_memory(network, -(-recipe.batch_size // (spec.micro_batches * n_processes())))
     needed, free = with_memory.total, _free_memory()
     display.say(f"memory: about {_bytes(needed)} to train" + (f", {_bytes(free)} free" if free else ""))
     size = 3 * 4 * network.n_parameters * (1 + recipe.optimizer.n_states)  # three checkpoints at most
@@ -221,7 +224,7 @@ def _announce(
     if disk < size:
         display.say(f"the disk is nearly full: checkpoints take up to {_bytes(size)}, and {_bytes(disk)} are free")
     if free and needed > free:
-        display.say("this is likely too much: a smaller --batch-size, or --accumulate 4, takes less")
+        display.say("this is likely too much: a smaller --batch-size, or --micro-batches 4, takes less")
 
 
 def _existing(path: Path) -> Path:

@@ -135,7 +135,7 @@ class RunFolder:
     def write_config(self, spec: RunSpec) -> None:
         """Write what the run is, all of it resolved."""
         text = import_optional("yaml", "a run's configuration").safe_dump(
-            spec.plain(), sort_keys=False, allow_unicode=True
+            spec.to_plain(), sort_keys=False, allow_unicode=True
         )
         self.write_text(self.config, HEADER.format(path=self.config) + text)
 

@@ -53,10 +53,10 @@ class Images:
 
 def open_images(spec: RunSpec) -> Images:
     """Open the data of a run, and hold out what a checkpoint is chosen by."""
-    recipe = spec.how
+    recipe = spec.recipe
     train = _open(recipe.data, "train", spec.data_dir, spec.data_options)
-    if spec.train_images is not None:
-        train = some_of(train, spec.train_images)
+    if spec.max_train_images is not None:
+        train = some_of(train, spec.max_train_images)
     own = _own_splits(recipe.data, spec)
     held_out = None
     if recipe.validate:
@@ -78,12 +78,12 @@ def open_images(spec: RunSpec) -> Images:
 
 def open_test(spec: RunSpec) -> Dataset | None:
     """Open the test images of a run: those of its test set, or of the set that it is trained on."""
-    recipe = spec.how
+    recipe = spec.recipe
     if recipe.test_data:
-        return some_of(_open(recipe.test_data, "test", spec.data_dir, spec.test_options), spec.test_images)
+        return some_of(_open(recipe.test_data, "test", spec.data_dir, spec.test_options), spec.max_test_images)
     if "test" not in _own_splits(recipe.data, spec):
         return None
-    return some_of(_open(recipe.data, "test", spec.data_dir, spec.data_options), spec.test_images)
+    return some_of(_open(recipe.data, "test", spec.data_dir, spec.data_options), spec.max_test_images)
 
 
 def some_of(dataset: Dataset, most: int | None) -> Dataset:
@@ -149,11 +149,11 @@ def fitted(spec: RunSpec, images: Images, chosen: frozenset[str] = frozenset()) 
                 f"the model is for {mine}, and {images.train.name} has {theirs}: leave --{name} out, or {flag}"
             )
     changes = {name: value for name, value in data.items() if current[name] != value}
-    return dataclasses.replace(spec, fields={**spec.fields, **changes}) if changes else spec
+    return dataclasses.replace(spec, model_options={**spec.model_options, **changes}) if changes else spec
 
 
 def _spec_of(spec: RunSpec) -> Any:
-    return dataclasses.replace(find_model(spec.model).spec, **spec.fields)
+    return dataclasses.replace(find_model(spec.model).spec, **spec.model_options)
 
 
 def make_network(spec: RunSpec) -> Network:
@@ -161,8 +161,8 @@ def make_network(spec: RunSpec) -> Network:
     find_model(spec.model)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(spec.seed)
-        model = create_model(spec.model, **spec.fields)
-    model.recipe = spec.how
+        model = create_model(spec.model, **spec.model_options)
+    model.recipe = spec.recipe
     return model
 
 
@@ -181,14 +181,14 @@ def check_objects(model: Network, images: Images) -> None:
 def make_loader(dataset: Dataset, spec: RunSpec, pipeline: Pipeline, train: bool, place: Any = None) -> Loader:
     """Make the loader of a data set: for the whole, or for one process of several."""
     rank, world, device = (place.rank, place.world, place.device) if place is not None else (0, 1, "cpu")
-    size = min(spec.how.batch_size, len(dataset)) if train else spec.how.batch_size
+    size = min(spec.recipe.batch_size, len(dataset)) if train else spec.recipe.batch_size
     return Loader(
         dataset,
         max(size, world),
         pipeline=pipeline,
         train=train,
         seed=spec.seed,
-        workers=spec.workers,
+        workers=spec.num_workers,
         device=device,
         rank=rank,
         world=world,

@@ -40,7 +40,7 @@ from torchcaps.training.state import Best, State
 
 __all__ = ["Training"]
 
-MEASURED = 20  # steps whose speed lays out a schedule for --minutes
+MEASURED = 20  # steps whose speed lays out a schedule for --max-minutes
 OFTEN = 10_000  # steps: where an epoch has more, there is a look in between
 SPARED = 0.95  # of the time, the rest being for looks at the images held out
 
@@ -60,26 +60,26 @@ class Training:
     def __init__(
         self, spec: RunSpec, folder: RunFolder, engine: Engine, images: Images, network: Network, display: Display
     ) -> None:
-        self.spec, self.recipe = spec, spec.how
+        self.spec, self.recipe = spec, spec.recipe
         self.folder, self.engine, self.images, self.network, self.display = folder, engine, images, network, display
         self.state = State()
         self.loader = make_loader(images.train, spec, images.pipeline, True, engine)
         self.per_epoch = -(-len(images.train) // self.loader.batch_size)
-        self.look_every = spec.evaluate_steps or min(OFTEN, self.per_epoch)
+        self.look_every = spec.eval_interval_steps or min(OFTEN, self.per_epoch)
         watched = images.held_out if images.held_out is not None else images.test
         self.watch = make_loader(watched, spec, images.pipeline, False, engine) if watched is not None else None
         self.loss = network.loss()
         network.to(engine.device)
         optimizer = self.recipe.optimizer.make(network.parameters())
         self.model, self.optimizer = engine.setup(network, optimizer)
-        self.average = Average(network, spec.decay) if self.recipe.weights == "average" else None
+        self.average = Average(network, spec.ema_decay) if self.recipe.weights == "average" else None
         self.tally = Tally(network)
         self.record: Record | None = None
         self.request = Request()  # is heard while it is entered
 
     def resume(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint."""
-        refuse_foreign(checkpoint, self.spec.plain())
+        refuse_foreign(checkpoint, self.spec.to_plain())
         checkpoint.load_weights(self.network)
         restore_optimizer(self.optimizer.optimizer, checkpoint.part("optimizer"))
         self.state = State.from_plain(checkpoint.state.get("run", {}))
@@ -91,7 +91,7 @@ class Training:
         if self.average is not None:
             self.average.load(checkpoint.part("average"), self.state.step)
         self.state.ended = ""
-        if self.state.planned_for != (self.spec.minutes or 0.0):
+        if self.state.planned_for != (self.spec.max_minutes or 0.0):
             self.state.plan = 0  # another bound: it is laid out again
         if self.state.tally and self.engine.first:  # the counts are those of all processes together
             self.tally.restore(self.state.tally)
@@ -128,12 +128,12 @@ class Training:
         if state.step >= self.total:
             planned = state.plan and state.step >= state.plan
             state.ended = "its time is up" if planned else f"its {'steps' if self.recipe.steps else 'epochs'} are done"
-        elif spec.minutes is not None and self.engine.most(self._seconds()) >= 60 * spec.minutes:
+        elif spec.max_minutes is not None and self.engine.most(self._seconds()) >= 60 * spec.max_minutes:
             state.ended = "its time is up"
-        elif spec.patience is not None and state.waited >= spec.patience:
+        elif spec.early_stopping_patience is not None and state.waited >= spec.early_stopping_patience:
             state.ended = f"{state.waited} looks without a better result on the images held out"
-        elif spec.until is not None and state.best.accuracy >= spec.until:
-            state.ended = f"{100 * spec.until:g} % of the images held out are right"
+        elif spec.target_accuracy is not None and state.best.accuracy >= spec.target_accuracy:
+            state.ended = f"{100 * spec.target_accuracy:g} % of the images held out are right"
         return bool(state.ended)
 
     def _look_is_due(self) -> bool:
@@ -162,7 +162,7 @@ class Training:
         torch.manual_seed(chance)
         self.optimizer.zero_grad()
         try:
-            for piece, last in _pieces(batch, self.spec.accumulate):
+            for piece, last in _pieces(batch, self.spec.micro_batches):
                 with self.engine.fabric.no_backward_sync(self.model, enabled=not last):
                     output = self.model(piece.images, piece.labels)
                     loss = loss_of(self.loss, output, piece, state.step)
@@ -190,13 +190,13 @@ class Training:
     def _clipped(self) -> float:
         """Return the norm of the gradient, after it was shortened to what the run allows."""
         if self.spec.precision == "16-mixed":  # scaled gradients may overflow: the scaler sees to it
-            if self.spec.clip is not None:
-                self.engine.fabric.clip_gradients(self.model, self.optimizer, max_norm=self.spec.clip)
+            if self.spec.max_grad_norm is not None:
+                self.engine.fabric.clip_gradients(self.model, self.optimizer, max_norm=self.spec.max_grad_norm)
             return 0.0
         gradients = [p.grad for p in self.network.parameters() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
-        if self.spec.clip is not None:
-            torch.nn.utils.clip_grads_with_norm_(self.network.parameters(), self.spec.clip, norm)
+        if self.spec.max_grad_norm is not None:
+            torch.nn.utils.clip_grads_with_norm_(self.network.parameters(), self.spec.max_grad_norm, norm)
         return float(norm)
 
     def _ascend(self, batch: Batch, weight: float, n_images: int) -> None:
@@ -216,7 +216,7 @@ class Training:
             where = where or "the loss or the gradient of another process"
             raise Diverged(
                 f"step {self.state.step + 1:,}: the first value that is no finite number arose in {where}. "
-                f"{self._kept()} A lower --optimizer.rate or --clip 1 may help"
+                f"{self._kept()} A lower --optimizer.rate or --max-grad-norm 1 may help"
             ) from error
 
     def _kept(self) -> str:
@@ -227,7 +227,7 @@ class Training:
 
     def _plan(self) -> None:
         """Lay out a schedule over the whole training by the speed of the first steps, where time is the bound."""
-        state, minutes = self.state, self.spec.minutes
+        state, minutes = self.state, self.spec.max_minutes
         if state.plan or minutes is None or state.step - self._first != MEASURED or not self._needs_total():
             return
         speed = MEASURED / max(time.monotonic() - self._started, 1e-6)
@@ -245,8 +245,11 @@ class Training:
     def _heed(self) -> None:
         """Save where it is time to, and stop where somebody wants it; all processes together."""
         due = self.engine.first and (
-            time.monotonic() - self._saved >= 60 * self.spec.checkpoint_minutes
-            or (self.spec.checkpoint_steps is not None and self.state.step % self.spec.checkpoint_steps == 0)
+            time.monotonic() - self._saved >= 60 * self.spec.checkpoint_interval_minutes
+            or (
+                self.spec.checkpoint_interval_steps is not None
+                and self.state.step % self.spec.checkpoint_interval_steps == 0
+            )
         )
         wish = int(self.engine.most(self.request.signal or 1000 * due))
         if 0 < wish < 1000:
@@ -266,7 +269,7 @@ class Training:
         whole = state.number >= self.per_epoch
         if whole:
             self._over()
-        due = whole and (state.epoch + 1) % self.spec.evaluate_every == 0
+        due = whole and (state.epoch + 1) % self.spec.eval_interval_epochs == 0
         if state.reported != state.step:
             self._report(look=due or bool(state.ended))
         if whole:
@@ -372,7 +375,7 @@ class Training:
         tensors |= {f"pipeline.{n}": mean for n, mean in enumerate(means) if mean is not None}
         state = {
             "run": self.state.plain(),
-            "config": self.spec.plain(),
+            "config": self.spec.to_plain(),
             "classes": list(self.images.train.classes),
             "n_images": len(self.images.train),
             "precision": self.engine.fabric.strategy.precision.state_dict(),  # the scale of half precision

@@ -95,7 +95,7 @@ def draw_capsule_paths(measure: Measure, results: Results, out: Path) -> None:
 def logits(context: Context, net: Trained, images: int = 1_000, iterations: int = 6) -> dict[str, Any]:
     """Measure by how much the logits change in every iteration, before training and after it."""
     batch = context.test_batch(net, images)
-    fresh = create_model(net.spec.model, **net.spec.fields)
+    fresh = create_model(net.spec.model, **net.spec.model_options)
     numbers: dict[str, Any] = {}
     for stage, model in (("untrained", fresh), ("trained", net.model)):
         found = logit_change(model, batch.images, iterations, progress=context.tick)

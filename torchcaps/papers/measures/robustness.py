@@ -91,7 +91,7 @@ def white_box(
         if kept.due:
             kept.write(state())
 
-    own = context.batch(net, net.spec.how.data, learnt, "train", **net.spec.data_options)
+    own = context.batch(net, net.spec.recipe.data, learnt, "train", **net.spec.data_options)
     test = context.test_batch(net, images)
     top = _top(net)
     found = train_universal(
