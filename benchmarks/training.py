@@ -63,7 +63,7 @@ class Stopwatch:
 
 def loop_share(name: str, steps: int) -> dict[str, Any]:
     """Train for some steps, and tell what of it was not arithmetic."""
-    spec = RunSpec.of(name, data="digits", num_threads=1, validate=0.0)
+    spec = RunSpec.of(name, data="digits", num_threads=1, val_fraction=0.0)
     images = open_images(spec)
     watch = Stopwatch()
     with tempfile.TemporaryDirectory() as place, RunFolder.new(Path(place) / "run", "run") as folder:
@@ -112,7 +112,7 @@ def timed_run(name: str, steps: int, processes: int, threads: int) -> float:
             "digits",
             "--steps",
             str(steps),
-            "--validate",
+            "--val-fraction",
             "0",
             "--max-test-images",
             "100",

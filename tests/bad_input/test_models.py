@@ -6,7 +6,7 @@ import torch
 from tests.models.narrow import narrow
 from torchcaps import create_model
 from torchcaps._core.labels import split_labels
-from torchcaps.models import OptimizerChoice, Recipe, Sabour2017, register
+from torchcaps.models import OptimizerConfig, Recipe, Sabour2017, register
 from torchcaps.routing import Dynamic
 
 
@@ -144,10 +144,10 @@ def test_a_registration_that_could_not_be_built_is_refused() -> None:
 
 def test_an_optimiser_without_a_rate() -> None:
     with pytest.raises(ValueError, match="rate must be over 0, got 0"):
-        OptimizerChoice("adam", 0.0)
+        OptimizerConfig("adam", 0.0)
     with pytest.raises(ValueError, match="give epochs or steps, not both, got 3 and 4"):
         Recipe(epochs=3, steps=4)
     with pytest.raises(ValueError, match="batch_size must be 1 or more, got 0"):
         Recipe(batch_size=0)
     with pytest.raises(ValueError, match="kind must be 'adam', 'sgd' or 'rmsprop', got 'lion'"):
-        OptimizerChoice("lion", 1.0)  # type: ignore[arg-type]
+        OptimizerConfig("lion", 1.0)  # type: ignore[arg-type]

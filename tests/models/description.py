@@ -22,10 +22,10 @@ def describe(model: Network) -> list[str]:
 
 
 def describe_recipe(recipe: Recipe) -> str:
-    choices = [recipe.loss, recipe.optimizer, recipe.schedule]
+    choices = [recipe.loss, recipe.optimizer, recipe.lr_schedule]
     long = f"{recipe.epochs} epochs" if recipe.epochs else f"{recipe.steps} steps"
     said = [*map(shortened, choices), f"batches of {recipe.batch_size}", long, f"{recipe.ascents} ascents", recipe.data]
-    kept = f"{recipe.weights} of {recipe.validate:g} held out" if recipe.validate else recipe.weights
+    kept = f"{recipe.eval_weights} of {recipe.val_fraction:g} held out" if recipe.val_fraction else recipe.eval_weights
     said += [recipe.test_data, recipe.augmentation, "" if kept == "last" else kept]
     return "; ".join(filter(None, said))
 

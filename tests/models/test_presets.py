@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from tests.models.narrow import EVERY, batch, narrow
 from tests.tolerances import EXACT, SAME, relative_rms
 from torchcaps import create_model
-from torchcaps.models import LossChoice, OptimizerChoice, Recipe
+from torchcaps.models import LossConfig, OptimizerConfig, Recipe
 from torchcaps.models.registry import REGISTRY
 from torchcaps.models.schedules import Constant, Exponential, Inverse, Milestones, OneCycle, Product, TimeDecay
 from torchcaps.nn import squash
@@ -64,12 +64,12 @@ def test_sabours_official_loss_weighs_reconstruction_twenty_times() -> None:
 
 def test_chens_official_margins_and_weak_baseline() -> None:
     for name, positive in (("fc_mnist", 0.7), ("fc_cifar10", 0.6), ("multi_cifar10", 0.6), ("dynamic_cifar10", 0.6)):
-        assert create_official(f"chen2019_{name}").recipe.loss.positive == positive
-        assert narrow(f"chen2019_{name}").recipe.loss.positive == 0.9
+        assert create_official(f"chen2019_{name}").recipe.loss.positive_margin == positive
+        assert narrow(f"chen2019_{name}").recipe.loss.positive_margin == 0.9
     assert narrow("chen2019_fc_cifar10", image=(1, 32, 32)).recipe == narrow("chen2019_fc_cifar10").recipe
     baseline = create_official("chen2019_dynamic_mnist")
     assert baseline.capsules.layers["classes"].routing.iterations == 4
-    assert baseline.recipe.optimizer == OptimizerChoice("sgd", 1e-2, momentum=0.9)
+    assert baseline.recipe.optimizer == OptimizerConfig("sgd", 1e-2, momentum=0.9)
     assert isinstance(baseline.front.primary.activation, torch.nn.Identity)
 
 
@@ -117,18 +117,18 @@ def test_yangs_batch_and_ascents() -> None:
 
 def test_trap_16_sabours_rate_decays_at_every_step() -> None:
     recipe = create_model("sabour2017_mnist", width=4, types=2).recipe
-    assert recipe.rate(0) == 1e-3
-    assert abs(recipe.rate(1000) - 1e-3 * 0.96**0.5) < EXACT
-    assert recipe.rate(10_000_000) == 1e-6
+    assert recipe.lr_at(0) == 1e-3
+    assert abs(recipe.lr_at(1000) - 1e-3 * 0.96**0.5) < EXACT
+    assert recipe.lr_at(10_000_000) == 1e-6
     multi = create_model("sabour2017_multimnist", width=4, types=2).recipe
-    assert abs(multi.rate(10_000) - 1e-3 * 0.96**0.5) < EXACT
+    assert abs(multi.lr_at(10_000) - 1e-3 * 0.96**0.5) < EXACT
 
 
 def test_trap_24_chois_rate_is_halved_after_10000_steps() -> None:
     paper, official = (narrow("choi2019_mnist", preset=preset).recipe for preset in ("paper", "official"))
-    assert paper.rate(10_000) == pytest.approx(0.5e-3)
-    assert official.rate(10_000, epoch=50) == paper.rate(10_000)
-    assert official.rate(10_000, epoch=51) == pytest.approx(0.25e-3)
+    assert paper.lr_at(10_000) == pytest.approx(0.5e-3)
+    assert official.lr_at(10_000, epoch=50) == paper.lr_at(10_000)
+    assert official.lr_at(10_000, epoch=51) == pytest.approx(0.25e-3)
 
 
 def test_the_other_schedules() -> None:
@@ -154,7 +154,7 @@ def test_the_recipe_is_complete_and_steps(name: str) -> None:
     assert isinstance(recipe, Recipe)
     assert recipe.data
     assert (recipe.steps is None) != (recipe.epochs is None)
-    assert 0 < recipe.rate(0, total=1000) <= recipe.optimizer.rate
+    assert 0 < recipe.lr_at(0, total=1000) <= recipe.optimizer.lr
     images, labels, targets = batch(model, 2)
     optimizer = recipe.optimizer.make(model.parameters())
     model.loss()(model(images, labels), labels, targets).backward()
@@ -168,17 +168,17 @@ def test_the_recipe_is_complete_and_steps(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "loss"),
     [
-        ("sabour2017_mnist", LossChoice("margin", weight=0.0005)),
-        ("choi2019_mnist", LossChoice("margin", pixels="mean", weight=0.3)),
-        ("tsai2020_cifar10", LossChoice("cross_entropy")),
-        ("tsai2020_em_cifar10", LossChoice("spread", margin_steps=350 * 391)),
-        ("tsai2020_diverse_dynamic", LossChoice("binary")),
-        ("hinton2018_smallnorb", LossChoice("spread", margin="sigmoid")),
-        ("sabour2017_cnn_multimnist", LossChoice("binary")),
-        ("chen2019_fc_mnist", LossChoice("margin", pixels="half")),
+        ("sabour2017_mnist", LossConfig("margin", reconstruction_weight=0.0005)),
+        ("choi2019_mnist", LossConfig("margin", reconstruction_reduction="mean", reconstruction_weight=0.3)),
+        ("tsai2020_cifar10", LossConfig("cross_entropy")),
+        ("tsai2020_em_cifar10", LossConfig("spread", margin_steps=350 * 391)),
+        ("tsai2020_diverse_dynamic", LossConfig("binary")),
+        ("hinton2018_smallnorb", LossConfig("spread", margin_schedule="sigmoid")),
+        ("sabour2017_cnn_multimnist", LossConfig("binary")),
+        ("chen2019_fc_mnist", LossConfig("margin", reconstruction_reduction="half")),
     ],
 )
-def test_each_paper_has_its_loss(name: str, loss: LossChoice) -> None:
+def test_each_paper_has_its_loss(name: str, loss: LossConfig) -> None:
     assert narrow(name).recipe.loss == loss
 
 

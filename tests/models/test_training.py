@@ -32,7 +32,7 @@ def check_gradients(model: Network) -> None:
     largest = max(float(gradient.abs().max()) for gradient in gradients.values() if gradient is not None)
     nothing = {name for name, gradient in gradients.items() if float(gradient.abs().max()) < 1e-12 * largest}  # type: ignore[union-attr]
     idle = set()
-    if model.recipe.loss.scores == "cross_entropy":
+    if model.recipe.loss.name == "cross_entropy":
         idle.add("head.linear.bias")  # the same for all classes, and a softmax does not see it
     below = [n for n, module in model.named_modules() if isinstance(module, nn.BatchNorm2d)]
     idle |= {f"{name.removesuffix('_norm')}.bias" for name in below}  # the batch norm takes it away again

@@ -110,7 +110,7 @@ def test_chens_rows() -> None:
 
 def test_runs_that_differ_have_names_that_differ() -> None:
     base = Run("sabour2017_mnist", {}, {"epochs": 4, "max_train_images": 20_000})
-    others = [base.but(cpu={"epochs": 5}), base.but(cpu={"max_train_images": 10_000}), base.but(validate=0.1)]
+    others = [base.but(cpu={"epochs": 5}), base.but(cpu={"max_train_images": 10_000}), base.but(val_fraction=0.1)]
     assert len({digest(run_spec(run, "cpu")) for run in (base, *others)}) == 4
     names: dict[str, str] = {}
     for paper in list_papers():

@@ -72,7 +72,7 @@ def test_full_is_the_papers_own_setting_and_smoke_needs_no_file(name: str) -> No
 
 
 def test_cpu_changes_what_the_paper_says_and_nothing_else() -> None:
-    run = Run("sabour2017_mnist", {"routing": Dynamic(1)}, {"width": 64, "epochs": 4, "schedule": OneCycle()})
+    run = Run("sabour2017_mnist", {"routing": Dynamic(1)}, {"width": 64, "epochs": 4, "lr_schedule": OneCycle()})
     spec = run_spec(run, "cpu", seed=3, num_threads=1)
     assert spec.model_options == {"routing": Dynamic(1), "width": 64}
     assert (spec.recipe.epochs, spec.recipe.steps, spec.seed, spec.num_threads) == (4, None, 3, 1)

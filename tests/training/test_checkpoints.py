@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from tests.training.test_loop import last, same, small
-from torchcaps.models.recipe import OptimizerChoice
+from torchcaps.models.recipe import OptimizerConfig
 from torchcaps.training import CheckpointError, resume, train
 from torchcaps.training.checkpoint import read_checkpoint, write_checkpoint
 from torchcaps.training.inference import load_run
@@ -99,7 +99,7 @@ def test_a_foreign_checkpoint_is_named_for_what_it_is(tmp_path: Path) -> None:
     ("change", "said"),
     [
         ({"seed": 5}, "it is of a run with seed 5, and this one has 0"),
-        ({"optimizer": OptimizerChoice("sgd", 0.1)}, "it is of a run with optimizer .*'sgd'"),
+        ({"optimizer": OptimizerConfig("sgd", 0.1)}, "it is of a run with optimizer .*'sgd'"),
         ({"data_options": {"train": 60}}, "it is of a run with data_options"),
     ],
     ids=["seed", "optimizer", "data"],
@@ -120,7 +120,7 @@ def test_a_checkpoint_of_another_run_of_the_same_model_is_refused(
 def test_a_broken_best_checkpoint_is_said_at_once_and_costs_no_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = train(small(epochs=2, validate=0.3), tmp_path / "run")
+    run = train(small(epochs=2, val_fraction=0.3), tmp_path / "run")
     best = run.folder / "checkpoints/best.safetensors"
     best.write_bytes(best.read_bytes()[:1000])
     again = resume(run.folder, lambda spec: spec.replace_recipe(epochs=3))

@@ -11,8 +11,8 @@ from tests.tolerances import SAME, relative_rms
 from tests.training.own import CHOI, DATA, MODEL
 from torchcaps._core.random import step_seed
 from torchcaps.data import Loader
-from torchcaps.models import LossChoice, OptimizerChoice
-from torchcaps.models.schedules import Exponential, Inverse, Milestones, OneCycle, Product, Schedule, TimeDecay
+from torchcaps.models import LossConfig, OptimizerConfig
+from torchcaps.models.schedules import Exponential, Inverse, LRSchedule, Milestones, OneCycle, Product, TimeDecay
 from torchcaps.training import Diverged, Result, RunError, RunSpec, train
 from torchcaps.training.checkpoint import Checkpoint, read_checkpoint
 from torchcaps.training.inference import load_run
@@ -53,7 +53,7 @@ def by_hand(spec: RunSpec, n_steps: int) -> dict[str, torch.Tensor]:
             if step == n_steps:
                 break
             for group in optimizer.param_groups:
-                group["lr"] = recipe.rate(step, epoch, n_steps)
+                group["lr"] = recipe.lr_at(step, epoch, n_steps)
             torch.manual_seed(step_seed(spec.seed, step, 0))
             optimizer.zero_grad()
             loss(model(batch.images, batch.labels), batch.labels, batch.targets, step).backward()
@@ -66,7 +66,7 @@ def by_hand(spec: RunSpec, n_steps: int) -> dict[str, torch.Tensor]:
 LOSSES = {
     "margin": lambda: small(),
     "spread": lambda: small(
-        routing="em", loss=LossChoice("spread", margin="linear", margin_steps=5), reconstruction=False
+        routing="em", loss=LossConfig("spread", margin_schedule="linear", margin_steps=5), reconstruction=False
     ),
     "cross-entropy": lambda: small("capsnet_images", data=DATA, width=8, stages=((4, 1),), types=2, blocks=1, steps=3),
     "binary": lambda: small(
@@ -82,8 +82,8 @@ LOSSES = {
     "two targets": lambda: small(
         data="multimnist", data_options={"source": "digits"}, image=(1, 36, 36), n_objects=2, steps=2, max_test_images=8
     ),
-    "dropout": lambda: small("choi2019_mnist", model_options=CHOI, validate=0.0, weights="last"),
-    "sgd": lambda: small(optimizer=OptimizerChoice("sgd", 0.1, weight_decay=1e-3)),
+    "dropout": lambda: small("choi2019_mnist", model_options=CHOI, val_fraction=0.0, eval_weights="last"),
+    "sgd": lambda: small(optimizer=OptimizerConfig("sgd", 0.1, weight_decay=1e-3)),
 }
 
 
@@ -117,7 +117,7 @@ def result_spec(result: Result) -> RunSpec:
     ],
 )
 def test_trap_16_24_rates_are_those_of_the_papers_at_every_step(
-    schedule: Schedule, wanted: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    schedule: LRSchedule, wanted: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[int, int, float]] = []
     plain = Training._clipped
@@ -127,7 +127,7 @@ def test_trap_16_24_rates_are_those_of_the_papers_at_every_step(
         return plain(self)
 
     monkeypatch.setattr(Training, "_clipped", noted)
-    train(small(schedule=schedule, epochs=3, optimizer=OptimizerChoice("adam", 2e-3)), tmp_path / "run")
+    train(small(lr_schedule=schedule, epochs=3, optimizer=OptimizerConfig("adam", 2e-3)), tmp_path / "run")
     assert len(seen) == 15  # 70 images, batches of 16: five a time, the last of six images
     assert [epoch for _, epoch, _ in seen] == [0] * 5 + [1] * 5 + [2] * 5
     for step, epoch, rate in seen:
@@ -159,14 +159,14 @@ def test_a_batch_in_pieces_has_the_gradient_of_the_whole(tmp_path: Path) -> None
 def test_clipping_shortens_long_gradients_and_no_others(tmp_path: Path) -> None:
     plain = dataclasses.replace(
         small(steps=1),
-        recipe=dataclasses.replace(small().recipe, optimizer=OptimizerChoice("sgd", 1.0, 0.0), steps=1, epochs=None),
+        recipe=dataclasses.replace(small().recipe, optimizer=OptimizerConfig("sgd", 1.0, 0.0), steps=1, epochs=None),
     )
     start = dict(make_network(plain).state_dict())
     moved = {}
     for clip in (None, 1e6, 1e-3):
         result = train(dataclasses.replace(plain, max_grad_norm=clip), tmp_path / str(clip))
         now = weights(result)
-        rate = plain.recipe.rate(0, 0, 1)
+        rate = plain.recipe.lr_at(0, 0, 1)
         moved[clip] = float(torch.cat([(now[n] - start[n]).flatten() for n in now]).norm() / rate)
     assert moved[None] == moved[1e6] > 0.01
     assert moved[1e-3] == pytest.approx(1e-3, rel=1e-2)
@@ -175,17 +175,17 @@ def test_clipping_shortens_long_gradients_and_no_others(tmp_path: Path) -> None:
 def test_the_average_of_the_weights_is_kept_and_counts(tmp_path: Path) -> None:
     seen: list[dict[str, torch.Tensor]] = []
     for steps in range(1, 5):
-        seen.append(weights(train(small(steps=steps, schedule=TimeDecay(0.0)), tmp_path / f"{steps}")))
+        seen.append(weights(train(small(steps=steps, lr_schedule=TimeDecay(0.0)), tmp_path / f"{steps}")))
     mean = dict(make_network(small()).state_dict())
     for n, now in enumerate(seen):
         d = min(0.9, (1 + n) / (10 + n))
         mean = {name: d * mean[name] + (1 - d) * now[name] for name in mean}
-    result = train(small(steps=4, schedule=TimeDecay(0.0), weights="average", ema_decay=0.9), tmp_path / "average")
-    kept = last(result).part("average")
+    result = train(small(steps=4, lr_schedule=TimeDecay(0.0), eval_weights="ema", ema_decay=0.9), tmp_path / "average")
+    kept = last(result).part("ema")
     for name in mean:
         assert relative_rms(kept[name], mean[name]) < SAME[torch.float32]
-    assert set(result.tests) == {"last", "average"}
-    assert result.test is result.tests["average"]
+    assert set(result.tests) == {"last", "ema"}
+    assert result.test is result.tests["ema"]
     model = load_run(result.folder).model
     assert same(dict(model.state_dict()), {name: kept[name] for name in mean})
 
@@ -205,7 +205,7 @@ def test_workers_precision_and_determinism_are_options(tmp_path: Path) -> None:
 
 
 def test_minutes_bound_a_run_and_lay_out_its_schedule(tmp_path: Path) -> None:
-    result = train(small(epochs=10_000, max_minutes=0.05, schedule=OneCycle(last=0.0)), tmp_path / "run")
+    result = train(small(epochs=10_000, max_minutes=0.05, lr_schedule=OneCycle(last=0.0)), tmp_path / "run")
     assert 1 < result.seconds < 20
     assert result.steps > 20
     state = last(result).state["run"]
@@ -247,8 +247,8 @@ def test_a_gradient_that_is_no_number_stops_before_it_reaches_the_weights(
 
 
 def test_a_learning_rate_that_is_far_too_high_is_said_so(tmp_path: Path) -> None:
-    with pytest.raises(Diverged, match=r"step \d+: the first value that is no finite number .*--optimizer.rate"):
-        train(small(optimizer=OptimizerChoice("sgd", 1e38), steps=20, schedule=TimeDecay(0.0)), tmp_path / "run")
+    with pytest.raises(Diverged, match=r"step \d+: the first value that is no finite number .*--optimizer.lr"):
+        train(small(optimizer=OptimizerConfig("sgd", 1e38), steps=20, lr_schedule=TimeDecay(0.0)), tmp_path / "run")
 
 
 def test_quadratic_routing_takes_its_step_of_ascent_with_labels(tmp_path: Path) -> None:

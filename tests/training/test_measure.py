@@ -84,7 +84,7 @@ def test_a_look_changes_nothing() -> None:
 @pytest.mark.parametrize("kind", ["digits", "without a decoder", "two objects"])
 def test_a_run_draws_what_there_is_to_see(kind: str, tmp_path: Path) -> None:
     spec = {
-        "digits": small(validate=0.2),
+        "digits": small(val_fraction=0.2),
         "without a decoder": small(reconstruction=False),
         "two objects": small(
             data="multimnist",

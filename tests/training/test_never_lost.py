@@ -46,7 +46,7 @@ def test_a_run_killed_twenty_times_ends_as_one_that_never_was(tmp_path: Path) ->
 def test_a_wish_to_stop_saves_and_says_how_to_go_on(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = small("choi2019_mnist", model_options=CHOI, validate=0.2, epochs=3)
+    spec = small("choi2019_mnist", model_options=CHOI, val_fraction=0.2, epochs=3)
     before = signal.getsignal(signal.SIGINT)
     whole = train(spec, tmp_path / "whole")
 
@@ -70,9 +70,9 @@ def test_a_wish_to_stop_during_a_look_does_not_wait_for_its_end(
 ) -> None:
     """At the end of an epoch and inside one, with the weights and with their average: the look is repeated."""
     for name, spec, stopped in (
-        ("plain", small(epochs=2, validate=0.5), r"step 3, epoch 1\.00"),
-        ("average", small(epochs=2, validate=0.5, weights="average"), r"step 3, epoch 1\.00"),
-        ("inside", small(epochs=2, validate=0.5, eval_interval_steps=2), r"step 2, epoch 0\.67"),
+        ("plain", small(epochs=2, val_fraction=0.5), r"step 3, epoch 1\.00"),
+        ("average", small(epochs=2, val_fraction=0.5, eval_weights="ema"), r"step 3, epoch 1\.00"),
+        ("inside", small(epochs=2, val_fraction=0.5, eval_interval_steps=2), r"step 2, epoch 0\.67"),
     ):
         whole = train(spec, tmp_path / f"{name}-whole")
         with monkeypatch.context() as patch:
@@ -91,7 +91,7 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
 def test_a_kill_between_a_row_and_its_checkpoint_forgets_neither_the_best_nor_the_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = small(epochs=4, validate=0.3, checkpoint_interval_steps=1)
+    spec = small(epochs=4, val_fraction=0.3, checkpoint_interval_steps=1)
     whole = train(spec, tmp_path / "whole")
     plain = Training._save
 
@@ -115,7 +115,7 @@ def test_a_kill_between_a_row_and_its_checkpoint_forgets_neither_the_best_nor_th
 
 
 def test_a_run_that_stopped_early_stays_so(tmp_path: Path) -> None:
-    result = train(small(epochs=50, validate=0.3, early_stopping_patience=1, seed=1), tmp_path / "run")
+    result = train(small(epochs=50, val_fraction=0.3, early_stopping_patience=1, seed=1), tmp_path / "run")
     assert result.epochs < 50
     for _ in range(2):
         again = resume(result.folder)
@@ -129,7 +129,7 @@ def test_a_run_that_stopped_early_stays_so(tmp_path: Path) -> None:
 def test_a_run_that_has_learnt_enough_stops(tmp_path: Path) -> None:
     """At the first look at the images held out that is good enough, and so when it goes on from there."""
     result = train(
-        small(epochs=50, validate=0.3, target_accuracy=0.09, eval_interval_steps=1, seed=1), tmp_path / "run"
+        small(epochs=50, val_fraction=0.3, target_accuracy=0.09, eval_interval_steps=1, seed=1), tmp_path / "run"
     )
     assert result.ended == "9 % of the images held out are right"
     *before, enough = rows_of(result.folder)
@@ -146,7 +146,7 @@ def test_a_run_that_has_learnt_enough_stops(tmp_path: Path) -> None:
 
 def test_more_minutes_are_used(tmp_path: Path) -> None:
     """Also where a schedule was laid out for fewer."""
-    first = train(small(epochs=10_000, max_minutes=0.02, schedule=OneCycle()), tmp_path / "run")
+    first = train(small(epochs=10_000, max_minutes=0.02, lr_schedule=OneCycle()), tmp_path / "run")
     longer = resume(first.folder, lambda spec: dataclasses.replace(spec, max_minutes=0.05))
     assert longer.steps > first.steps + 20
     assert longer.seconds > 1.3 * first.seconds

@@ -20,7 +20,7 @@ PLAIN = [sys.executable, "-m", "torchcaps"]
 # Quadratic routing takes a step of its own with all labels; the last of the 71 images leaves a process without any.
 WORDS = [
     *("train", "tests.training.own.Narrow", "--data", "tests.training.own.FewDigits", "--data.train=71"),
-    *("--batch-size", "14", "--steps", "50", "--routing", "quadratic", "--validate", "0", "--num-threads", "1"),
+    *("--batch-size", "14", "--steps", "50", "--routing", "quadratic", "--val-fraction", "0", "--num-threads", "1"),
     *("--max-test-images", "29", "--eval-interval-epochs", "4"),
 ]
 

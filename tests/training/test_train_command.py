@@ -35,7 +35,7 @@ def spec_of(folder: str) -> RunSpec:
 
 
 def test_a_run_says_what_it_does_and_leaves_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
-    text = run(capsys, "train", MODEL, *FEW, "--epochs", "2", "--validate", "0.2")
+    text = run(capsys, "train", MODEL, *FEW, "--epochs", "2", "--val-fraction", "0.2")
     assert "images of 1x28x28, 10 classes" in text
     assert "few: 56 to learn from, 14 held out, 30 to test with" in text
     assert "memory: about " in text
@@ -61,17 +61,19 @@ def test_a_run_says_what_it_does_and_leaves_a_folder(capsys: pytest.CaptureFixtu
 
 
 def test_flags_and_files_say_the_same(capsys: pytest.CaptureFixture[str]) -> None:
-    words = "--steps 2 --routing em --routing.iterations 3 --optimizer sgd --optimizer.rate 0.5 --loss margin --width 5"
-    more = "--schedule exponential --schedule.period 7 --max-grad-norm 2 --seed 4 --augmentation= --data.train 40 "
+    words = "--steps 2 --routing em --routing.iterations 3 --optimizer sgd --optimizer.lr 0.5 --loss margin --width 5"
+    more = (
+        "--lr-schedule exponential --lr-schedule.period 7 --max-grad-norm 2 --seed 4 --augmentation= --data.train 40 "
+    )
     more += "--hidden 6,7"
     run(capsys, "train", MODEL, *FEW, *words.split(), *more.split(), "--out", "flags")
     spec = spec_of("flags")
     assert spec.model_options["routing"] == EM(3)
     assert spec.model_options["hidden"] == (6, 7)
     assert (spec.model_options["width"], spec.seed, spec.max_grad_norm) == (5, 4, 2)
-    assert spec.recipe.schedule == Exponential(period=7)
-    assert (spec.recipe.optimizer.kind, spec.recipe.optimizer.rate) == ("sgd", 0.5)
-    assert (spec.recipe.loss.scores, spec.recipe.augmentation) == ("margin", "")
+    assert spec.recipe.lr_schedule == Exponential(period=7)
+    assert (spec.recipe.optimizer.name, spec.recipe.optimizer.lr) == ("sgd", 0.5)
+    assert (spec.recipe.loss.name, spec.recipe.augmentation) == ("margin", "")
     assert spec.data_options == {"train": 40}
     # The file of a run is a file of flags, and what is given beside it has the last word.
     run(capsys, "train", "--config", "flags/config.yaml", "--out", "again")
@@ -86,12 +88,12 @@ def test_flags_and_files_say_the_same(capsys: pytest.CaptureFixture[str]) -> Non
         "data": DATA,
         "epochs": 1,
         "routing": "dynamic",
-        "optimizer": {"rate": 0.25},
+        "optimizer": {"lr": 0.25},
         "num_threads": 1,
     }
     Path("mine.yaml").write_text(yaml.safe_dump(mine))
     run(capsys, "train", "--config", "mine.yaml", "--out", "mine")
-    assert spec_of("mine").recipe.optimizer.rate == 0.25
+    assert spec_of("mine").recipe.optimizer.lr == 0.25
     assert spec_of("mine").model_options["routing"] == Dynamic()
 
 
@@ -99,9 +101,9 @@ def test_what_is_not_said_is_the_recipes(capsys: pytest.CaptureFixture[str]) -> 
     run(capsys, "train", *FEW, "--steps", "1", "--width", "4", "--types", "2", "--hidden", "8", "--out", "run")
     spec = spec_of("run")
     assert spec.model == "capsnet_small"
-    assert spec.recipe.schedule == OneCycle()
+    assert spec.recipe.lr_schedule == OneCycle()
     assert spec.recipe.augmentation == "sabour2017.mnist"
-    assert spec.recipe.optimizer.rate == 3e-3
+    assert spec.recipe.optimizer.lr == 3e-3
 
 
 def test_a_users_own_routing_model_and_data_by_import_path(capsys: pytest.CaptureFixture[str]) -> None:
@@ -140,9 +142,9 @@ MISTAKES = {
     "--epochs 0": "--epochs must be 1 or more, got 0",
     "--max-minutes 0": "--max-minutes must be over 0, got 0",
     "--max-grad-norm -1": "--max-grad-norm must be over 0, got -1",
-    "--validate 1.5": "--validate must be a share, 0 or more and below 1, got 1.5",
-    "--validate 0.00001": "holds out 0 of 70 images",
-    "--weights best": "weights 'best' needs images to choose by: hold some out with --validate",
+    "--val-fraction 1.5": "--val-fraction must be a share, 0 or more and below 1, got 1.5",
+    "--val-fraction 0.00001": "holds out 0 of 70 images",
+    "--eval-weights best": "eval_weights 'best' needs images to choose by: hold some out with --val-fraction",
     "--early-stopping-patience 3": "--early-stopping-patience needs images to judge by",
     "--target-accuracy 0.9": "--target-accuracy needs images to judge by",
     "--target-accuracy 1.5": "--target-accuracy must be over 0 and at most 1, got 1.5",
@@ -154,17 +156,17 @@ MISTAKES = {
     "--augmentation tsai2020.cifar10": "the augmentation 'tsai2020.cifar10' does not fit",
     "--augmentation nothing": "augmentation must be the name of one",
     "--routing nothing": "routing must be the name of one",
-    "--schedule nothing": "schedule must be the name of one",
+    "--lr-schedule nothing": "lr_schedule must be the name of one",
     "--precision half": "precision",
     "--data.train 0": "is empty: there are no images to work with",
     "--data.trains 3": "there is no flag --data.trains: did you mean --data.train",
     "--resume nowhere": "'nowhere' is no run: there is no such folder",
     "--resume=": "'' is no run: there is no such folder",
-    "--loss foo": "--loss.scores: 'foo' is none of margin, spread, cross_entropy, binary",
-    "--optimizer adm": "--optimizer.kind: 'adm' is none of adam, sgd, rmsprop: did you mean 'adam'?",
+    "--loss foo": "--loss.name: 'foo' is none of margin, spread, cross_entropy, binary",
+    "--optimizer adm": "--optimizer.name: 'adm' is none of adam, sgd, rmsprop: did you mean 'adam'?",
     "--routing em --routing.iteration 3": "no flag --routing.iteration: did you mean --routing.iterations?",
     "--routing own.Dynamo": "own.Dynamo can't be imported: No module named 'own'",
-    "--schedule OneCycle --schedule.wormup 1": "no flag --schedule.wormup: did you mean --schedule.warmup?",
+    "--lr-schedule OneCycle --lr-schedule.wormup 1": "no flag --lr-schedule.wormup: did you mean --lr-schedule.warmup?",
     "--config a.yaml --config=b.yaml": "one --config at a time",
     "--resume a --resume b": "one --resume at a time",
     "--device cuda": "--device cuda: there is none here that torch could use",
@@ -214,7 +216,7 @@ def test_trap_52_the_best_is_chosen_on_images_held_out_and_never_on_the_test_ima
         return plain(self)
 
     monkeypatch.setattr(Training, "_look", noted)
-    spec = RunSpec.of(MODEL, data=DATA, batch_size=16, epochs=4, validate=0.2, weights="best", num_threads=1)
+    spec = RunSpec.of(MODEL, data=DATA, batch_size=16, epochs=4, val_fraction=0.2, eval_weights="best", num_threads=1)
     result = train(spec, tmp_path / "run")
     assert looked == ["validation"] * 4
     rows = read_rows(tmp_path / "run/metrics.csv")
@@ -224,7 +226,7 @@ def test_trap_52_the_best_is_chosen_on_images_held_out_and_never_on_the_test_ima
     assert set(result.tests) == {"last", "best"}
     assert result.test is result.tests["best"]
     stopped = train(
-        RunSpec.of(MODEL, data=DATA, epochs=50, validate=0.2, early_stopping_patience=2, num_threads=1, seed=1),
+        RunSpec.of(MODEL, data=DATA, epochs=50, val_fraction=0.2, early_stopping_patience=2, num_threads=1, seed=1),
         tmp_path / "early",
     )
     assert stopped.epochs < 50

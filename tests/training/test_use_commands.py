@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("here")
 @pytest.fixture
 def two_runs(capsys: pytest.CaptureFixture[str]) -> list[str]:
     for seed in ("0", "1"):
-        words = ["--epochs", "3", "--seed", seed, "--out", f"run{seed}", "--schedule", "constant"]
+        words = ["--epochs", "3", "--seed", seed, "--out", f"run{seed}", "--lr-schedule", "constant"]
         run(capsys, "train", MODEL, *FEW, *words)
     return ["run0", "run1"]
 
@@ -74,7 +74,7 @@ def test_evaluate_takes_other_data_that_fits(two_runs: list[str], capsys: pytest
     assert "each run once" in refusal("evaluate", "run0", "run0")
     assert "each run once" in refusal("evaluate", "run0", "./run0/")
     assert "there is no flag --polarty" in refusal("predict", "run0", "--polarty", "inverted", "x.png")
-    assert "has no average of its weights" in refusal("evaluate", "run0", "--weights", "average")
+    assert "has no EMA weights" in refusal("evaluate", "run0", "--weights", "ema")
 
 
 def test_training_on_expanded_digits_and_testing_on_affine_ones(capsys: pytest.CaptureFixture[str]) -> None:

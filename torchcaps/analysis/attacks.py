@@ -133,7 +133,7 @@ def judge(
     scores = torch.cat([out.scores for out in outputs(model, images, batch_size=batch_size, progress=progress)])
     right = is_right(model, scores, labels)
     if model.n_objects is None:
-        found = ((scores.sigmoid() if model.recipe.loss.scores == "binary" else scores) > 0.5).long()
+        found = ((scores.sigmoid() if model.recipe.loss.name == "binary" else scores) > 0.5).long()
     else:
         top = scores.topk(model.n_objects, dim=1).indices
         found = torch.zeros_like(scores, dtype=torch.long).scatter(1, top, 1)

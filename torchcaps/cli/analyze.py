@@ -69,7 +69,7 @@ def analyze_command(words: list[str]) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of whatever is drawn at random")
     parser.add_argument(
         "--weights",
-        type=Literal["last", "best", "average"] | None,
+        type=Literal["last", "best", "ema"] | None,
         help="last, best or average (default: as the run's recipe says)",
     )
     parser.add_argument("--num-threads", type=int | None, help="of the CPU")

@@ -37,7 +37,7 @@ def evaluate_command(words: list[str]) -> None:
     add_data_flags(parser, words)
     parser.add_argument(
         "--weights",
-        type=Literal["last", "best", "average"] | None,
+        type=Literal["last", "best", "ema"] | None,
         help="last, best or average (default: as the run's recipe says)",
     )
     parser.add_argument("--max-test-images", type=int | None, help="at most so many images, always the same ones")

@@ -11,13 +11,13 @@ from typing import Any, NoReturn
 
 from jsonargparse import ArgumentParser, set_parsing_settings
 
-from torchcaps.models.schedules import Schedule
+from torchcaps.models.schedules import LRSchedule
 from torchcaps.routing import Routing
 from torchcaps.routing.base import REGISTRY
 
 __all__ = ["Parser", "add_fields", "described", "kind_of"]
 
-set_parsing_settings(subclasses_enabled=[Routing, Schedule])
+set_parsing_settings(subclasses_enabled=[Routing, LRSchedule])
 
 
 class Parser(ArgumentParser):

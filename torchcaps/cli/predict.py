@@ -37,7 +37,7 @@ def predict_command(words: list[str]) -> None:
     parser.add_argument("--out", type=str | None, help="where pictures go (default: RUN/predictions)")
     parser.add_argument(
         "--weights",
-        type=Literal["last", "best", "average"] | None,
+        type=Literal["last", "best", "ema"] | None,
         help="last, best or average (default: as the run's recipe says)",
     )
     polarities = Literal["auto", "as-is", "inverted"]

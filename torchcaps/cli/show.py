@@ -151,7 +151,7 @@ def _show_layers(model: Network, summary: Summary) -> None:
 
 def _show_memory(model: Network, summary: Summary, memory: dict[str, TrainingMemory], batch: int) -> None:
     print(f"Memory to train on a CPU with batches of {batch}, MiB:")
-    columns = ("weights", model.recipe.optimizer.kind, "tensors of a step", "holes, spare", "in all")
+    columns = ("weights", model.recipe.optimizer.name, "tensors of a step", "holes, spare", "in all")
     table = start_table("", *columns, right=columns)
     for way, needs in memory.items():
         parts = (needs.weights, needs.optimizer, needs.step)
@@ -182,9 +182,9 @@ def _in_words(recipe: Recipe) -> str:
     loss, optimizer = recipe.loss, recipe.optimizer
     long = f"{recipe.epochs:,} epochs" if recipe.epochs else f"{recipe.steps:,} steps"
     parts = [
-        f"the {loss.scores.replace('_', '-')} loss",
-        f"{optimizer.kind} at {optimizer.rate:g}",
-        str(recipe.schedule),
+        f"the {loss.name.replace('_', '-')} loss",
+        f"{optimizer.name} at {optimizer.lr:g}",
+        str(recipe.lr_schedule),
     ]
     parts += [f"batches of {recipe.batch_size}", long, f"on {recipe.data}"]
     return ", ".join(parts + ([f"tested on {recipe.test_data}"] if recipe.test_data else []))

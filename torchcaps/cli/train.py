@@ -13,10 +13,10 @@ from torchcaps.cli.runs import run_safely
 from torchcaps.cli.words import Flags, flag_words, free_words
 from torchcaps.data import list_pipelines
 from torchcaps.data.registry import find_spec, is_folder
-from torchcaps.models.recipe import LossChoice, OptimizerChoice, Recipe
+from torchcaps.models.recipe import LossConfig, OptimizerConfig, Recipe
 from torchcaps.models.registry import REGISTRY as MODELS
 from torchcaps.models.registry import Entry
-from torchcaps.models.schedules import Schedule
+from torchcaps.models.schedules import LRSchedule
 from torchcaps.training.config import RunSpec
 from torchcaps.training.names import find_data, find_model
 from torchcaps.training.run_dir import RunFolder
@@ -24,18 +24,18 @@ from torchcaps.training.run_dir import RunFolder
 __all__ = ["train_command", "train_help"]
 
 DEFAULT, FOR_FOLDERS = "capsnet_small", "capsnet_images"
-RECIPE = ("batch_size", "epochs", "steps", "validate", "weights", "ascents", "augmentation")
+RECIPE = ("batch_size", "epochs", "steps", "val_fraction", "eval_weights", "ascents", "augmentation")
 RUN = [f.name for f in dataclasses.fields(RunSpec) if f.name not in ("model", "model_options", "recipe")]
 BOUNDS = {"--resume", "--epochs", "--steps", "--max-minutes", "--early-stopping-patience", "--target-accuracy"}
 BOUNDS |= {"--help", "--num-threads", "--num-workers", "--devices"}
 BELOW = {"--data.": "--data-options.", "--test-data.": "--test-data-options."}
-SHORT = {"--optimizer": "--optimizer.kind", "--loss": "--loss.scores"}
+SHORT = {"--optimizer": "--optimizer.name", "--loss": "--loss.name"}
 DESCRIPTION = (
     "Train a model: by default a small CapsNet on real digits, in about a minute. All that is not said is as the "
     "model's paper has it. Ctrl-C saves and stops; --resume RUN goes on, exactly. Everything can stand in a YAML file "
     "as well, --config FILE, and each run writes one. Examples: torchcaps train; "
-    "torchcaps train sabour2017_mnist --epochs 10 --validate 0.1; "
-    "torchcaps train tsai2020_cifar10 --routing em --routing.iterations 3 --optimizer.rate 0.01 --schedule OneCycle; "
+    "torchcaps train sabour2017_mnist --epochs 10 --val-fraction 0.1; "
+    "torchcaps train tsai2020_cifar10 --routing em --routing.iterations 3 --optimizer.lr 0.01 --lr-schedule OneCycle; "
     "torchcaps train ./my_images --max-minutes 30; torchcaps train --resume runs/capsnet_small-digits-1 --epochs 40"
 )
 
@@ -162,14 +162,14 @@ def _add_flags(parser: Parser, entry: Entry, words: list[str]) -> dict[str, str]
         if name != "augmentation":
             text = _now(described(Recipe, name), getattr(recipe, name))
             group.add_argument(_flag(name), type=kind_of(recipe, name) | None, help=text)
-    for cls, name, current in ((OptimizerChoice, "optimizer", recipe.optimizer), (LossChoice, "loss", recipe.loss)):
+    for cls, name, current in ((OptimizerConfig, "optimizer", recipe.optimizer), (LossConfig, "loss", recipe.loss)):
         for field in dataclasses.fields(cls):
             text = _now(described(cls, field.name), getattr(current, field.name))
             group.add_argument(f"--{name}.{field.name}", type=kind_of(current, field.name) | None, help=text)
-    schedule = None if _chose(words, "--schedule") else recipe.schedule
+    schedule = None if _chose(words, "--lr-schedule") else recipe.lr_schedule
     names = "Constant, Exponential, Milestones, TimeDecay, Inverse, OneCycle"
-    text = _now(f"of the learning rate, one of {names}; its fields are --schedule.FIELD", recipe.schedule)
-    group.add_argument("--schedule", type=Schedule, default=schedule, help=text)
+    text = _now(f"of the learning rate, one of {names}; its fields are --lr-schedule.FIELD", recipe.lr_schedule)
+    group.add_argument("--lr-schedule", type=LRSchedule, default=schedule, help=text)
     usual = RunSpec(entry.name)
     group = parser.add_argument_group("the run")
     for name in RUN:
@@ -203,9 +203,8 @@ def _now(text: str, value: Any) -> str:
 
 def _spec(entry: Entry, folder: str | None, chosen: Any, given: set[str], options: Any) -> RunSpec:
     """Make the run out of flags: what was not given is as the recipe has it."""
-    names = {
-        f.name: f"model_{f.name}" if f.name in (*RUN, "schedule") else f.name for f in dataclasses.fields(entry.spec)
-    }
+    taken = {*RUN, *RECIPE, "lr_schedule"}
+    names = {f.name: f"model_{f.name}" if f.name in taken else f.name for f in dataclasses.fields(entry.spec)}
     fields = {
         name: chosen[flag] for name, flag in names.items() if any(g.partition(".")[0] == f"--{flag}" for g in given)
     }
@@ -226,8 +225,8 @@ def _spec(entry: Entry, folder: str | None, chosen: Any, given: set[str], option
             changes |= {name: dataclasses.replace(getattr(recipe, name), **parts)} if parts else {}
         except ValueError as error:
             raise ValueError(_by_flag(str(error), f"{name}.")) from error
-    if any(flag.partition(".")[0] == "--schedule" for flag in given):
-        changes["schedule"] = chosen.schedule
+    if any(flag.partition(".")[0] == "--lr-schedule" for flag in given):
+        changes["lr_schedule"] = chosen.lr_schedule
     own = {name: options[name] for name in RUN if name not in ("data_options", "test_options")}
     if own["data_dir"] is not None:  # the run may be used from elsewhere
         own["data_dir"] = str(Path(own["data_dir"]).expanduser().resolve())

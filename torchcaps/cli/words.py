@@ -13,13 +13,13 @@ from typing import Any
 from torchcaps._core.registry import check_name, import_object
 from torchcaps.cli.parser import Parser
 from torchcaps.models import schedules
-from torchcaps.models.schedules import Schedule
+from torchcaps.models.schedules import LRSchedule
 from torchcaps.routing.base import REGISTRY as ROUTINGS
 
 __all__ = ["Flags", "flag_words", "free_words"]
 
 FEW = 25  # flags that can be listed in a sentence
-CHOICES = ("--routing", "--schedule")  # whose values are classes, with fields of their own below them
+CHOICES = ("--routing", "--lr-schedule")  # whose values are classes, with fields of their own below them
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Flags:
         names: all of them; ``--batch-size`` and ``--batch_size`` are one.
         tuples: those whose values are several whole numbers.
         switches: those that may stand alone.
-        short: flags that stand for another: ``--optimizer adam`` for ``--optimizer.kind adam``.
+        short: flags that stand for another: ``--optimizer adam`` for ``--optimizer.name adam``.
         below: the same for what flags begin with: ``--data.`` for ``--data-options.``.
         who: has these flags.
     """
@@ -139,9 +139,9 @@ def _choice_class(flag: str, name: str) -> str:
         classes = {cls.__name__: cls for cls in ROUTINGS.values()}
         cls = classes[name] if name in classes else ROUTINGS[check_name(name, ROUTINGS, "routing")]
     else:
-        known = {cls: getattr(schedules, cls) for cls in schedules.__all__ if cls != Schedule.__name__}
+        known = {cls: getattr(schedules, cls) for cls in schedules.__all__ if cls != LRSchedule.__name__}
         plain = {cls.lower(): cls for cls in known}
-        cls = known[check_name(plain.get(re.sub("[-_ ]", "", name.lower()), name), known, "schedule")]
+        cls = known[check_name(plain.get(re.sub("[-_ ]", "", name.lower()), name), known, "lr_schedule")]
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
@@ -175,7 +175,7 @@ def _flags(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
         if name == "model":
             yield str(value)
         elif name == "model_options":
-            yield from _flags({f"model_{k}" if k == "schedule" else k: v for k, v in value.items()})
+            yield from _flags(value)
         elif name in ("data_options", "test_options"):
             yield from _flags(value, "data." if name == "data_options" else "test_data.")
         elif isinstance(value, dict) and "class_path" not in value:

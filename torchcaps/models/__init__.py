@@ -22,7 +22,7 @@ from torchcaps.models.choi2019 import Choi2019
 from torchcaps.models.hinton2018 import Hinton2018
 from torchcaps.models.network import CapsuleNetwork, ConvNetwork, Network
 from torchcaps.models.output import Output
-from torchcaps.models.recipe import LossChoice, Objective, OptimizerChoice, Recipe
+from torchcaps.models.recipe import LossConfig, Objective, OptimizerConfig, Recipe
 from torchcaps.models.registry import create_model, list_models, register
 from torchcaps.models.sabour2017 import Sabour2017
 from torchcaps.models.spec import CapsuleSpec, ModelSpec
@@ -42,11 +42,11 @@ __all__ = [
     "FlatCNN",
     "Hinton2018",
     "LeNet",
-    "LossChoice",
+    "LossConfig",
     "ModelSpec",
     "Network",
     "Objective",
-    "OptimizerChoice",
+    "OptimizerConfig",
     "Output",
     "PooledCNN",
     "Recipe",

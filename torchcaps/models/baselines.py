@@ -8,7 +8,7 @@ from torchcaps.models import init
 from torchcaps.models.blocks import add_resnet
 from torchcaps.models.builder import Layers
 from torchcaps.models.network import ConvNetwork
-from torchcaps.models.recipe import LossChoice, OptimizerChoice, Recipe
+from torchcaps.models.recipe import LossConfig, OptimizerConfig, Recipe
 from torchcaps.models.registry import by_preset, register
 from torchcaps.models.schedules import Exponential, Inverse
 from torchcaps.models.spec import Image, ModelSpec
@@ -17,7 +17,7 @@ from torchcaps.models.tsai2020 import tsai_recipe
 __all__ = ["ChenCNN", "ChenFlatCNN", "FlatCNN", "LeNet", "PooledCNN", "ResNet18", "TsaiCNN", "TsaiDiverseCNN"]
 
 SABOUR = Recipe(
-    LossChoice("cross_entropy"), OptimizerChoice("adam", 1e-3), Exponential(0.96, 2000, floor=1e-3), steps=300_000
+    LossConfig("cross_entropy"), OptimizerConfig("adam", 1e-3), Exponential(0.96, 2000, floor=1e-3), steps=300_000
 )
 
 
@@ -122,8 +122,8 @@ class PooledCNN(ModelSpec):
 
     def recipe(self) -> Recipe:
         """Adam; a cross-entropy for one object in an image, one for each class for several."""
-        loss = LossChoice("cross_entropy" if self.n_objects == 1 else "binary")
-        return Recipe(loss, SABOUR.optimizer, SABOUR.schedule, steps=SABOUR.steps)
+        loss = LossConfig("cross_entropy" if self.n_objects == 1 else "binary")
+        return Recipe(loss, SABOUR.optimizer, SABOUR.lr_schedule, steps=SABOUR.steps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +158,7 @@ class TsaiCNN(ModelSpec):
 
     def recipe(self) -> Recipe:
         """As the capsule nets of the paper."""
-        return tsai_recipe(LossChoice("cross_entropy"))
+        return tsai_recipe(LossConfig("cross_entropy"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +187,7 @@ class ResNet18(ModelSpec):
 
     def recipe(self) -> Recipe:
         """As the capsule nets of the paper."""
-        return tsai_recipe(LossChoice("cross_entropy"))
+        return tsai_recipe(LossConfig("cross_entropy"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,7 +230,7 @@ class TsaiDiverseCNN(ModelSpec):
 
     def recipe(self) -> Recipe:
         """As the capsule nets of the paper."""
-        return tsai_recipe(LossChoice("binary"))
+        return tsai_recipe(LossConfig("binary"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,8 +266,8 @@ class ChenCNN(ModelSpec):
 
     def recipe(self) -> Recipe:
         """As the capsule nets that it is compared with: SGD, times 0.6 for every 8,000 steps."""
-        optimizer, schedule = OptimizerChoice("sgd", 1e-3, momentum=0.9), Exponential(0.6, 8000, staircase=True)
-        return Recipe(LossChoice("cross_entropy"), optimizer, schedule, batch_size=100, steps=10_000)
+        optimizer, schedule = OptimizerConfig("sgd", 1e-3, momentum=0.9), Exponential(0.6, 8000, staircase=True)
+        return Recipe(LossConfig("cross_entropy"), optimizer, schedule, batch_size=100, steps=10_000)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -311,7 +311,7 @@ register(
     "24.56M",
     data=by_preset("multimnist", "multimnist-official"),
     augmentation="sabour2017.multimnist",
-    schedule=Exponential(0.96, 20_000, floor=1e-3),
+    lr_schedule=Exponential(0.96, 20_000, floor=1e-3),
 )
 register(
     "sabour2017_cnn_affnist",

@@ -8,7 +8,7 @@ from torch import nn
 
 from torchcaps.models import init
 from torchcaps.models.network import CapsuleNetwork
-from torchcaps.models.recipe import LossChoice, OptimizerChoice, Recipe
+from torchcaps.models.recipe import LossConfig, OptimizerConfig, Recipe
 from torchcaps.models.registry import by_preset, register
 from torchcaps.models.schedules import Exponential, Inverse
 from torchcaps.models.spec import CapsuleSpec, Image, ModelSpec
@@ -23,15 +23,20 @@ def chen_recipe(spec: CapsuleSpec, steps: int = 10_000) -> Recipe:
     The paper takes the margins of Sabour 2017; the released nets have m+ = 0.7 (MNIST) or 0.6 (CIFAR-10). The
     reconstruction counts half the squared error, which is Caffe's.
     """
-    loss = LossChoice("margin", positive=0.7 if spec.official else 0.9, pixels="half", weight=0.0005)
-    optimizer, schedule = OptimizerChoice("adam", 1e-3), Inverse(1e-4, 0.75)
+    loss = LossConfig(
+        "margin",
+        positive_margin=0.7 if spec.official else 0.9,
+        reconstruction_reduction="half",
+        reconstruction_weight=0.0005,
+    )
+    optimizer, schedule = OptimizerConfig("adam", 1e-3), Inverse(1e-4, 0.75)
     return Recipe(spec.fitting(loss), optimizer, schedule, batch_size=100, steps=steps)
 
 
-def _cifar_loss(spec: ModelSpec) -> LossChoice:
+def _cifar_loss(spec: ModelSpec) -> LossConfig:
     """The loss of the spec, with the released CIFAR-10 nets' margin where those are followed."""
     loss = spec.recipe().loss
-    return replace(loss, positive=0.6) if spec.official else loss
+    return replace(loss, positive_margin=0.6) if spec.official else loss
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +164,7 @@ class Chen2019Multi(CapsuleSpec):
     def recipe(self) -> Recipe:
         """Adam at 0.002 for 20,000 steps: the released solver."""
         recipe = chen_recipe(self, steps=20_000)
-        return replace(recipe, optimizer=OptimizerChoice("adam", 2e-3))
+        return replace(recipe, optimizer=OptimizerConfig("adam", 2e-3))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,23 +214,23 @@ class Chen2019Dynamic(CapsuleSpec):
     def recipe(self) -> Recipe:
         """The same as for the nets it is compared with, or the released solver's."""
         recipe = chen_recipe(self)
-        return replace(recipe, optimizer=OptimizerChoice("sgd", 1e-2, momentum=0.9)) if self.official else recipe
+        return replace(recipe, optimizer=OptimizerConfig("sgd", 1e-2, momentum=0.9)) if self.official else recipe
 
 
 _SMALL = {"image": (3, 32, 32), "width": 64, "dim": 8, "reconstruction": False}
 _MNIST = {"data": "mnist", "augmentation": "chen2019.mnist"}
 _CIFAR = {"data": "cifar10", "augmentation": "chen2019.cifar10", "loss": _cifar_loss}
-_SGD, _STEPS = OptimizerChoice("sgd", 1e-3, momentum=0.9), Exponential(0.6, 8000, staircase=True)
+_SGD, _STEPS = OptimizerConfig("sgd", 1e-3, momentum=0.9), Exponential(0.6, 8000, staircase=True)
 register("chen2019_fc_mnist", Chen2019(), "8.2M", **_MNIST)
 register("chen2019_conv_mnist", Chen2019(layer="conv"), "6.9M", **_MNIST)
-register("chen2019_fc_cifar10", Chen2019(**_SMALL), "2.67M", **_CIFAR, optimizer=_SGD, schedule=_STEPS)
+register("chen2019_fc_cifar10", Chen2019(**_SMALL), "2.67M", **_CIFAR, optimizer=_SGD, lr_schedule=_STEPS)
 register(
     "chen2019_conv_cifar10",
     Chen2019(**_SMALL, layer="conv", rows=1),
     "2.67M",
     **_CIFAR,
     optimizer=_SGD,
-    schedule=_STEPS,
+    lr_schedule=_STEPS,
 )
 register("chen2019_multi_cifar10", Chen2019Multi(), "716K", **_CIFAR)
 register("chen2019_dynamic_mnist", Chen2019Dynamic(), "8.2M", **_MNIST)
@@ -234,6 +239,6 @@ register(
     Chen2019Dynamic(**_SMALL),
     "2.67M",
     **_CIFAR,
-    optimizer=by_preset(_SGD, replace(_SGD, rate=1e-2)),
-    schedule=_STEPS,
+    optimizer=by_preset(_SGD, replace(_SGD, lr=1e-2)),
+    lr_schedule=_STEPS,
 )

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from torchcaps.models import init
 from torchcaps.models.network import CapsuleNetwork
-from torchcaps.models.recipe import LossChoice, OptimizerChoice, Recipe
+from torchcaps.models.recipe import LossConfig, OptimizerConfig, Recipe
 from torchcaps.models.registry import by_preset, register
 from torchcaps.models.schedules import Milestones, Product, TimeDecay
 from torchcaps.models.spec import CapsuleSpec, Image
@@ -91,13 +91,13 @@ class Choi2019(CapsuleSpec):
         """
         schedule = TimeDecay(1e-4)
         return Recipe(
-            loss=self.fitting(LossChoice("margin", pixels="mean", weight=0.3)),
-            optimizer=OptimizerChoice("rmsprop", 1e-3, momentum=0.9),
-            schedule=Product(schedule, Milestones((51,), 0.5)) if self.official else schedule,
+            loss=self.fitting(LossConfig("margin", reconstruction_reduction="mean", reconstruction_weight=0.3)),
+            optimizer=OptimizerConfig("rmsprop", 1e-3, momentum=0.9),
+            lr_schedule=Product(schedule, Milestones((51,), 0.5)) if self.official else schedule,
             batch_size=100,
             epochs=20,
-            validate=0.1,
-            weights="best",
+            val_fraction=0.1,
+            eval_weights="best",
         )
 
 

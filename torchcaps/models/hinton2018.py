@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from torchcaps.models.builder import Layers
 from torchcaps.models.network import CapsuleNetwork
-from torchcaps.models.recipe import LossChoice, OptimizerChoice, Recipe
+from torchcaps.models.recipe import LossConfig, OptimizerConfig, Recipe
 from torchcaps.models.registry import register
 from torchcaps.models.schedules import Exponential
 from torchcaps.models.spec import CapsuleSpec, Image
@@ -86,9 +86,9 @@ class Hinton2018(CapsuleSpec):
     def recipe(self) -> Recipe:
         """Adam at 0.003, times 0.96 for every 20,000 steps, weight decay 2e-7: the authors, on OpenReview."""
         return Recipe(
-            loss=self.fitting(LossChoice("spread", margin="sigmoid")),
-            optimizer=OptimizerChoice("adam", 3e-3, weight_decay=2e-7),
-            schedule=Exponential(0.96, 20_000),
+            loss=self.fitting(LossConfig("spread", margin_schedule="sigmoid")),
+            optimizer=OptimizerConfig("adam", 3e-3, weight_decay=2e-7),
+            lr_schedule=Exponential(0.96, 20_000),
             batch_size=64,
             steps=300_000,
             note="the paper does not say how long it trains; 300,000 steps are ours",

@@ -16,5 +16,5 @@ def is_right(model: Network, scores: Tensor, labels: Tensor) -> Tensor:
     that are there.
     """
     if model.n_objects is None:
-        return exact_set_match(scores.sigmoid() if model.recipe.loss.scores == "binary" else scores, labels)
+        return exact_set_match(scores.sigmoid() if model.recipe.loss.name == "binary" else scores, labels)
     return top_k_set_match(scores, split_labels(labels, scores.shape[1], model.n_objects)[1], model.n_objects)

@@ -12,46 +12,51 @@ from torchcaps._core.labels import split_labels
 from torchcaps._core.validation import check_fields, check_range
 from torchcaps.losses import ClassLoss, MarginLoss, MultiLabelLoss, ReconstructionLoss, SpreadLoss
 from torchcaps.models.output import Output
-from torchcaps.models.schedules import Constant, Schedule
+from torchcaps.models.schedules import Constant, LRSchedule
 
-__all__ = ["LossChoice", "Objective", "OptimizerChoice", "Recipe"]
+__all__ = ["LossConfig", "Objective", "OptimizerConfig", "Recipe"]
 
 
 @dataclass(frozen=True)
-class LossChoice:
-    """Which losses, and how they are weighed.
+class LossConfig:
+    """Losses of the scores and of the reconstruction, with their settings.
 
     Args:
-        scores: ``"margin"`` (Sabour 2017), ``"spread"`` (Hinton 2018), ``"cross_entropy"``, or ``"binary"``: a
-            cross-entropy for each class, for images with several labels.
-        positive, reduction: of `torchcaps.losses.MarginLoss`.
-        margin: schedule of `torchcaps.losses.SpreadLoss`; ``margin_steps``: how long its linear one grows.
-        pixels, weight: of `torchcaps.losses.ReconstructionLoss`, where the model has a decoder.
+        name: loss of the scores: ``"margin"`` (Sabour 2017), ``"spread"`` (Hinton 2018), ``"cross_entropy"``, or
+            ``"binary"``, a binary cross-entropy per class for images with several labels.
+        positive_margin: margin of the present classes in `torchcaps.losses.MarginLoss`.
+        reduction: reduction of `torchcaps.losses.MarginLoss`: ``"paper"`` or ``"official"``.
+        margin_schedule: schedule of the margin in `torchcaps.losses.SpreadLoss`.
+        margin_steps: number of steps in which the linear margin schedule reaches its maximum.
+        reconstruction_reduction: reduction over pixels in `torchcaps.losses.ReconstructionLoss`: ``"sum"``,
+            ``"mean"`` or ``"half"``.
+        reconstruction_weight: factor of the reconstruction loss, if the model has a decoder.
     """
 
-    scores: Literal["margin", "spread", "cross_entropy", "binary"] = "margin"
-    positive: float = 0.9
+    name: Literal["margin", "spread", "cross_entropy", "binary"] = "margin"
+    positive_margin: float = 0.9
     reduction: Literal["paper", "official"] = "paper"
-    margin: Literal["linear", "sigmoid", "constant"] = "linear"
+    margin_schedule: Literal["linear", "sigmoid", "constant"] = "linear"
     margin_steps: int = 50_000
-    pixels: Literal["sum", "mean", "half"] = "sum"
-    weight: float = 0.0005
+    reconstruction_reduction: Literal["sum", "mean", "half"] = "sum"
+    reconstruction_weight: float = 0.0005
 
     def __post_init__(self) -> None:
         check_fields(self)
         check_range(self, "margin_steps", 1)
-        check_range(self, "weight", 0)
+        check_range(self, "reconstruction_weight", 0)
 
     def make(self, n_objects: int | None = 1) -> "Objective":
-        """Build the loss for images with so many objects each; ``None``: with any number."""
+        """Build the loss for images with ``n_objects`` objects each (``None``: any number)."""
         scores: nn.Module
-        if self.scores == "margin":
-            scores = MarginLoss(self.positive, reduction=self.reduction)
-        elif self.scores == "spread":
-            scores = SpreadLoss(self.margin, self.margin_steps)
+        if self.name == "margin":
+            scores = MarginLoss(self.positive_margin, reduction=self.reduction)
+        elif self.name == "spread":
+            scores = SpreadLoss(self.margin_schedule, self.margin_steps)
         else:
-            scores = ClassLoss() if self.scores == "cross_entropy" else MultiLabelLoss()
-        return Objective(scores, ReconstructionLoss(self.pixels, self.weight), n_objects)
+            scores = ClassLoss() if self.name == "cross_entropy" else MultiLabelLoss()
+        reconstruction = ReconstructionLoss(self.reconstruction_reduction, self.reconstruction_weight)
+        return Objective(scores, reconstruction, n_objects)
 
 
 class Objective(nn.Module):
@@ -98,68 +103,72 @@ class Objective(nn.Module):
 
 
 @dataclass(frozen=True)
-class OptimizerChoice:
-    """Which optimiser, and with which numbers.
+class OptimizerConfig:
+    """Optimiser with its hyperparameters.
 
     Args:
-        kind: ``"adam"``, ``"sgd"`` or ``"rmsprop"``.
-        rate: the first learning rate.
-        momentum: of SGD; for RMSprop the decay of its mean square (Keras' rho).
-        weight_decay: as each of them takes it.
-        epsilon: of Adam and RMSprop.
+        name: ``"adam"``, ``"sgd"`` or ``"rmsprop"``.
+        lr: initial learning rate.
+        momentum: momentum of SGD; for RMSprop the smoothing constant ``alpha`` (Keras' ``rho``). Adam ignores it.
+        weight_decay: L2 penalty as in `torch.optim`.
+        eps: term added to the denominator in Adam and RMSprop.
     """
 
-    kind: Literal["adam", "sgd", "rmsprop"] = "adam"
-    rate: float = 1e-3
+    name: Literal["adam", "sgd", "rmsprop"] = "adam"
+    lr: float = 1e-3
     momentum: float = 0.9
     weight_decay: float = 0.0
-    epsilon: float = 1e-8
+    eps: float = 1e-8
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_range(self, "rate", 0, strict=True)
-        for name in ("momentum", "weight_decay", "epsilon"):
+        check_range(self, "lr", 0, strict=True)
+        for name in ("momentum", "weight_decay", "eps"):
             check_range(self, name, 0)
 
     @property
     def n_states(self) -> int:
-        """How many numbers the optimiser keeps beside each parameter."""
-        if self.kind == "adam":
+        """Number of values the optimiser stores per parameter."""
+        if self.name == "adam":
             return 2
-        return 1 if self.kind == "rmsprop" or self.momentum else 0
+        return 1 if self.name == "rmsprop" or self.momentum else 0
 
     def make(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
         """Build the optimiser."""
-        if self.kind == "adam":
-            return torch.optim.Adam(parameters, self.rate, eps=self.epsilon, weight_decay=self.weight_decay)
-        if self.kind == "sgd":
-            return torch.optim.SGD(parameters, self.rate, momentum=self.momentum, weight_decay=self.weight_decay)
+        if self.name == "adam":
+            return torch.optim.Adam(parameters, self.lr, eps=self.eps, weight_decay=self.weight_decay)
+        if self.name == "sgd":
+            return torch.optim.SGD(parameters, self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
         return torch.optim.RMSprop(
-            parameters, self.rate, alpha=self.momentum, eps=self.epsilon, weight_decay=self.weight_decay
+            parameters, self.lr, alpha=self.momentum, eps=self.eps, weight_decay=self.weight_decay
         )
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a model is trained, by default as its paper did.
+    """Training settings of a model, by default those of its paper.
 
     Args:
-        loss, optimizer, schedule: see there.
-        batch_size: images in a batch.
-        epochs, steps: how long; one of them is given.
-        ascents: steps of `torchcaps.routing.Quadratic.ascend` after each of the optimiser's: 1 in Yang 2021,
-            Algorithm 1, for any model with that routing, otherwise none.
-        data: the training set; ``test_data``: what it is tested on, where that is another one.
-        augmentation: the name of the paper's pipeline.
-        validate: the share of the training images that is held out to choose a checkpoint by.
-        weights: which weights are the result: the ``"last"``, the ``"best"`` by the images held out, or the
-            ``"average"`` of all, the late ones weighing most.
-        note: what the paper leaves open, and what was chosen.
+        loss: losses of the scores and of the reconstruction.
+        optimizer: optimiser with its hyperparameters.
+        lr_schedule: factor of the initial learning rate over training.
+        batch_size: number of images per optimiser step.
+        epochs: number of passes over the training set (mutually exclusive with ``steps``).
+        steps: number of optimiser steps (mutually exclusive with ``epochs``).
+        ascents: number of `torchcaps.routing.Quadratic.ascend` steps after each optimiser step: 1 in Yang 2021,
+            Algorithm 1, for any model with that routing; otherwise 0.
+        data: name of the training set.
+        test_data: name of the test set, if it is not the test split of ``data``.
+        augmentation: name of the paper's preprocessing pipeline.
+        val_fraction: fraction of the training set used as validation set, at least 0 and below 1.
+        eval_weights: weights that are evaluated and loaded after training: ``"last"``, ``"best"`` (highest validation
+            accuracy) or ``"ema"`` (exponential moving average).
+        note: settings the paper does not specify, and the values chosen for them.
     """
 
-    loss: LossChoice = LossChoice()
-    optimizer: OptimizerChoice = OptimizerChoice()
-    schedule: Schedule = Constant()
+    loss: LossConfig = LossConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    lr_schedule: LRSchedule = Constant()
     batch_size: int = 128
     epochs: int | None = None
     steps: int | None = None
@@ -167,8 +176,8 @@ class Recipe:
     data: str = ""
     test_data: str = ""
     augmentation: str = ""
-    validate: float = 0.0
-    weights: Literal["last", "best", "average"] = "last"
+    val_fraction: float = 0.0
+    eval_weights: Literal["last", "best", "ema"] = "last"
     note: str = ""
 
     def __post_init__(self) -> None:
@@ -177,11 +186,20 @@ class Recipe:
         check_range(self, "ascents", 0)
         check_range(self, "epochs", 1)
         check_range(self, "steps", 1)
-        if not 0 <= self.validate < 1:
-            raise ValueError(f"Recipe: validate must be a share, 0 or more and below 1, got {self.validate}")
+        if not 0 <= self.val_fraction < 1:
+            raise ValueError(f"Recipe: val_fraction must be at least 0 and below 1, got {self.val_fraction}")
         if self.epochs is not None and self.steps is not None:
-            raise ValueError(f"Recipe: give epochs or steps, not both, got {self.epochs} and {self.steps}")
+            raise ValueError(
+                f"Recipe: epochs and steps are mutually exclusive, got epochs={self.epochs} and steps={self.steps}"
+            )
 
-    def rate(self, step: int, epoch: int = 0, total: int | None = None) -> float:
-        """Return the learning rate of a step; a schedule over the whole training needs its ``total`` of steps."""
-        return self.optimizer.rate * self.schedule.factor(step, epoch, total if total is not None else self.steps)
+    def lr_at(self, step: int, epoch: int = 0, total: int | None = None) -> float:
+        """Return the learning rate of a step.
+
+        Args:
+            step: number of optimiser steps before this one.
+            epoch: number of completed epochs.
+            total: number of steps of the complete training, needed by `OneCycle`; defaults to ``self.steps``.
+        """
+        total = self.steps if total is None else total
+        return self.optimizer.lr * self.lr_schedule.factor(step, epoch, total)

@@ -6,7 +6,7 @@ from typing import Literal
 
 from torchcaps.models import init
 from torchcaps.models.network import CapsuleNetwork
-from torchcaps.models.recipe import LossChoice, OptimizerChoice, Recipe
+from torchcaps.models.recipe import LossConfig, OptimizerConfig, Recipe
 from torchcaps.models.registry import by_preset, register
 from torchcaps.models.schedules import Exponential
 from torchcaps.models.spec import CapsuleSpec, Image
@@ -110,11 +110,11 @@ class Sabour2017(CapsuleSpec):
 
     def recipe(self) -> Recipe:
         """Adam at 0.001, times 0.96 for every 2,000 steps down to 1e-6: section 4 and the authors' code."""
-        loss = LossChoice("margin", reduction=self.preset)
+        loss = LossConfig("margin", reduction=self.preset)
         return Recipe(
             loss=self.fitting(loss, self.n_objects),
-            optimizer=OptimizerChoice("adam", 1e-3),
-            schedule=Exponential(0.96, 2000, floor=1e-3),
+            optimizer=OptimizerConfig("adam", 1e-3),
+            lr_schedule=Exponential(0.96, 2000, floor=1e-3),
             batch_size=128,
             steps=300_000,
         )
@@ -127,7 +127,7 @@ register(
     "11.36M",
     data=by_preset("multimnist", "multimnist-official"),
     augmentation="sabour2017.multimnist",
-    schedule=Exponential(0.96, 20_000, floor=1e-3),
+    lr_schedule=Exponential(0.96, 20_000, floor=1e-3),
 )
 register(
     "sabour2017_affnist",

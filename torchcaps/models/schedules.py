@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from torchcaps._core.serialize import polymorphic
 from torchcaps._core.validation import check_fields, check_range
 
-__all__ = ["Constant", "Exponential", "Inverse", "Milestones", "OneCycle", "Product", "Schedule", "TimeDecay"]
+__all__ = ["Constant", "Exponential", "Inverse", "LRSchedule", "Milestones", "OneCycle", "Product", "TimeDecay"]
 
 
 @polymorphic
 @dataclass(frozen=True)
-class Schedule(ABC):
+class LRSchedule(ABC):
     """A learning rate's way through training."""
 
     def __post_init__(self) -> None:
@@ -30,7 +30,7 @@ class Schedule(ABC):
 
 
 @dataclass(frozen=True)
-class Constant(Schedule):
+class Constant(LRSchedule):
     """The same rate all the way."""
 
     def factor(self, step: int, epoch: int = 0, total: int | None = None) -> float:
@@ -39,7 +39,7 @@ class Constant(Schedule):
 
 
 @dataclass(frozen=True)
-class Exponential(Schedule):
+class Exponential(LRSchedule):
     """``factor ** (step / period)``, at least ``floor``: Sabour 2017's 0.96 for every 2,000 steps.
 
     Args:
@@ -70,7 +70,7 @@ class Exponential(Schedule):
 
 
 @dataclass(frozen=True)
-class Milestones(Schedule):
+class Milestones(LRSchedule):
     """Multiplied by ``decay`` at each of these epochs: Tsai 2020, a tenth at 150 and 250 of 350."""
 
     epochs: tuple[int, ...] = (150, 250)
@@ -82,7 +82,7 @@ class Milestones(Schedule):
 
 
 @dataclass(frozen=True)
-class TimeDecay(Schedule):
+class TimeDecay(LRSchedule):
     """``1 / (1 + rate * step)``: the ``decay`` of Keras' optimisers, Choi 2019."""
 
     rate: float = 1e-4
@@ -97,7 +97,7 @@ class TimeDecay(Schedule):
 
 
 @dataclass(frozen=True)
-class Inverse(Schedule):
+class Inverse(LRSchedule):
     """``(1 + gamma * step) ** -power``: Caffe's ``inv`` policy, Chen 2019."""
 
     gamma: float = 1e-4
@@ -109,7 +109,7 @@ class Inverse(Schedule):
 
 
 @dataclass(frozen=True)
-class OneCycle(Schedule):
+class OneCycle(LRSchedule):
     """Up from ``first`` to 1 in the first ``warmup`` of training, then down to ``last``, along cosines.
 
     For short trainings: it reaches in minutes what a decay by steps takes hours for.
@@ -131,11 +131,11 @@ class OneCycle(Schedule):
 
 
 @dataclass(frozen=True)
-class Product(Schedule):
+class Product(LRSchedule):
     """Two schedules at once, multiplied."""
 
-    first: Schedule
-    second: Schedule
+    first: LRSchedule
+    second: LRSchedule
 
     def factor(self, step: int, epoch: int = 0, total: int | None = None) -> float:
         """Multiply the two factors."""

@@ -13,7 +13,7 @@ from torchcaps._core.validation import check_fields
 from torchcaps.models.builder import ImageTooSmall, Layers
 from torchcaps.models.heads import HeadName, head_for
 from torchcaps.models.network import Network
-from torchcaps.models.recipe import LossChoice, Recipe
+from torchcaps.models.recipe import LossConfig, Recipe
 from torchcaps.nn.sizes import as_count
 from torchcaps.routing import EM, Quadratic, Routing, as_routing
 
@@ -177,15 +177,15 @@ class CapsuleSpec(ModelSpec):
         """Start the list of layers."""
         return Layers(self.image, self.streamed)
 
-    def fitting(self, loss: LossChoice, n_objects: int | None = 1) -> LossChoice:
+    def fitting(self, loss: LossConfig, n_objects: int | None = 1) -> LossConfig:
         """Return a loss that fits what the head gives: margins want 0 to 1, cross-entropies want logits.
 
         Activations get the spread loss, with which EM routing comes, where an image has one object.
         """
         if self.head == "linear":
-            scores = "cross_entropy" if n_objects == 1 else "binary"
+            name = "cross_entropy" if n_objects == 1 else "binary"
         elif self.head == "activation" and n_objects == 1:
-            scores = "spread"
+            name = "spread"
         else:
-            scores = "margin"
-        return dataclasses.replace(loss, scores=scores)
+            name = "margin"
+        return dataclasses.replace(loss, name=name)

@@ -1,6 +1,6 @@
 """Networks for people rather than papers: small enough to start from."""
 
-from torchcaps.models.recipe import OptimizerChoice
+from torchcaps.models.recipe import OptimizerConfig
 from torchcaps.models.registry import register
 from torchcaps.models.sabour2017 import Sabour2017
 from torchcaps.models.schedules import OneCycle
@@ -14,12 +14,12 @@ register(
     Sabour2017(width=64, types=8, hidden=(256, 512)),
     data="digits",
     augmentation="sabour2017.mnist",
-    optimizer=OptimizerChoice("adam", 3e-3),
-    schedule=OneCycle(),
+    optimizer=OptimizerConfig("adam", 3e-3),
+    lr_schedule=OneCycle(),
     batch_size=64,
     steps=None,
     epochs=16,
-    validate=0.1,
+    val_fraction=0.1,
 )
 # For photographs: a ResNet that leaves a grid of 16x16 for 64x64 images, and few, narrow capsules.
 register(
@@ -34,8 +34,8 @@ register(
     ),
     data="folder",
     augmentation="",
-    optimizer=OptimizerChoice("adam", 2e-3),
-    schedule=OneCycle(),
+    optimizer=OptimizerConfig("adam", 2e-3),
+    lr_schedule=OneCycle(),
     batch_size=64,
     epochs=30,
 )

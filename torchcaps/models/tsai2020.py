@@ -9,7 +9,7 @@ from torchcaps.models.builder import Layers
 from torchcaps.models.heads import HeadName
 from torchcaps.models.hinton2018 import add_em_capsules
 from torchcaps.models.network import CapsuleNetwork
-from torchcaps.models.recipe import LossChoice, OptimizerChoice, Recipe
+from torchcaps.models.recipe import LossConfig, OptimizerConfig, Recipe
 from torchcaps.models.registry import register
 from torchcaps.models.schedules import Milestones
 from torchcaps.models.spec import CapsuleSpec, Image
@@ -18,10 +18,10 @@ from torchcaps.routing import EM, Dynamic, InvertedAttention, Routing
 __all__ = ["Tsai2020", "Tsai2020Diverse", "Tsai2020Dynamic", "Tsai2020EM"]
 
 Schedule = Literal["auto", "concurrent", "sequential"]
-SGD = OptimizerChoice("sgd", 0.1, momentum=0.9, weight_decay=5e-4)  # momentum and decay: the authors' code
+SGD = OptimizerConfig("sgd", 0.1, momentum=0.9, weight_decay=5e-4)  # momentum and decay: the authors' code
 
 
-def tsai_recipe(loss: LossChoice, optimizer: OptimizerChoice = SGD) -> Recipe:
+def tsai_recipe(loss: LossConfig, optimizer: OptimizerConfig = SGD) -> Recipe:
     """Return what all nets of the paper share: 350 epochs, a tenth of the rate from 150 and again from 250 on."""
     return Recipe(loss, optimizer, Milestones((150, 250), 0.1), batch_size=128, epochs=350)
 
@@ -114,7 +114,7 @@ class Tsai2020(_OnBackbone):
 
     def recipe(self) -> Recipe:
         """SGD at 0.1: appendix A.1 and the authors' code."""
-        return tsai_recipe(self.fitting(LossChoice("cross_entropy")))
+        return tsai_recipe(self.fitting(LossConfig("cross_entropy")))
 
 
 def _schedule(schedule: Schedule, routing: Routing) -> Literal["concurrent", "sequential"]:
@@ -161,7 +161,7 @@ class Tsai2020Dynamic(_OnBackbone):
 
     def recipe(self) -> Recipe:
         """Adam at 0.001 and the margin loss: appendix A.1."""
-        return tsai_recipe(self.fitting(LossChoice("margin")), OptimizerChoice("adam", 1e-3))
+        return tsai_recipe(self.fitting(LossConfig("margin")), OptimizerConfig("adam", 1e-3))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,7 +207,8 @@ class Tsai2020EM(_OnBackbone):
         """Adam at 0.01 and the spread loss, its margin growing over the whole training (ours: the paper is silent)."""
         steps = 350 * 391  # epochs by batches of 128 in 50,000 images
         return tsai_recipe(
-            self.fitting(LossChoice("spread", margin="linear", margin_steps=steps)), OptimizerChoice("adam", 1e-2)
+            self.fitting(LossConfig("spread", margin_schedule="linear", margin_steps=steps)),
+            OptimizerConfig("adam", 1e-2),
         )
 
 
@@ -273,7 +274,7 @@ class Tsai2020Diverse(CapsuleSpec):
 
     def recipe(self) -> Recipe:
         """SGD at 0.1 and a binary cross-entropy; an epoch is 60,000 images, made as it goes."""
-        return tsai_recipe(LossChoice("binary"))
+        return tsai_recipe(LossConfig("binary"))
 
 
 def _register(name: str, spec: CapsuleSpec, published: str, data: str) -> None:

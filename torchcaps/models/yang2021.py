@@ -6,7 +6,7 @@ from typing import Literal
 from torchcaps._core.validation import check_range
 from torchcaps.models import init
 from torchcaps.models.network import CapsuleNetwork
-from torchcaps.models.recipe import LossChoice, OptimizerChoice, Recipe
+from torchcaps.models.recipe import LossConfig, OptimizerConfig, Recipe
 from torchcaps.models.registry import register
 from torchcaps.models.schedules import Exponential
 from torchcaps.models.spec import CapsuleSpec, Image
@@ -95,9 +95,9 @@ class Yang2021(CapsuleSpec):
     def recipe(self) -> Recipe:
         """Adam; the schedule differs from data set to data set: section V."""
         return Recipe(
-            loss=self.fitting(LossChoice("margin"), self.n_objects),
-            optimizer=OptimizerChoice("adam", 1e-4 if self.official else 1e-3),
-            schedule=Exponential(0.96, 1000, staircase=True),
+            loss=self.fitting(LossConfig("margin"), self.n_objects),
+            optimizer=OptimizerConfig("adam", 1e-4 if self.official else 1e-3),
+            lr_schedule=Exponential(0.96, 1000, staircase=True),
             batch_size=128,
             steps=100_000,
         )
@@ -108,7 +108,7 @@ register(
     Yang2021(),
     data="mnist",
     augmentation="sabour2017.mnist",
-    schedule=Exponential(0.5, 1000, staircase=True),
+    lr_schedule=Exponential(0.5, 1000, staircase=True),
     steps=15_000,  # ours: after them the rate is a thirty-thousandth of the first
     batch_size=lambda spec: 128 if spec.reconstruction else 32,
     note="the paper gives neither the first rate nor the steps, nor the batch with reconstruction",
@@ -119,7 +119,7 @@ register(
     Yang2021(image=(3, 24, 24), types=64, slope=0.2, padding="same", reconstruction=False),
     data="cifar10",
     augmentation="sabour2017.cifar10",
-    schedule=Exponential(0.96, 2000, floor=1e-3),
+    lr_schedule=Exponential(0.96, 2000, floor=1e-3),
     steps=600_000,
     note="settings as in Sabour 2017, a single model",
 )
@@ -128,6 +128,6 @@ register(
     Yang2021(image=(1, 36, 36), n_objects=2, reconstruction=False),
     data="multimnist",
     augmentation="sabour2017.multimnist",
-    schedule=Exponential(0.96, 20_000, staircase=True),
+    lr_schedule=Exponential(0.96, 20_000, staircase=True),
     steps=200_000,
 )

@@ -29,12 +29,12 @@ C10 = Run("choi2019_cifar10", {"augmentation": "choi2019.cifar10"}, {**CIFAR, **
 C10_PLUS = Run("choi2019_cifar10", {"augmentation": "choi2019.cifar10+"}, {**CIFAR, **NARROW})
 
 # The CapsNet that the paper compares with is a re-implementation, trained as its own net is.
-AS_CHOI = {"epochs": 20, "batch_size": 100, "validate": 0.1, "weights": "best"}
+AS_CHOI = {"epochs": 20, "batch_size": 100, "val_fraction": 0.1, "eval_weights": "best"}
 CAPSNET = Run("sabour2017_mnist", {**AS_CHOI, "augmentation": "choi2019.mnist"}, {**DIGITS, **NARROW_CAPSNET})
 CAPSNET_PLUS = CAPSNET.but(augmentation="choi2019.mnist+")
 CAPSNET_AFFNIST = Run(
     "sabour2017_affnist",
-    {"validate": 0.1, "weights": "best"},
+    {"val_fraction": 0.1, "eval_weights": "best"},
     {**DIGITS, **NARROW_CAPSNET, "test_data": "affnist-style", "max_test_images": 5_000},
 )
 CAPSNET_C10 = Run(

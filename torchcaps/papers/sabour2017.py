@@ -24,7 +24,7 @@ __all__ = ["PAPER"]
 
 MNIST = Run("sabour2017_mnist", cpu={**DIGITS, **NARROW_CAPSNET})
 CNN = Run("sabour2017_cnn_mnist", cpu={**DIGITS, **NARROW_CNN})
-PAIRS = {"steps": 1_500, "max_test_images": 5_000, "schedule": DIGITS["schedule"]}
+PAIRS = {"steps": 1_500, "max_test_images": 5_000, "lr_schedule": DIGITS["lr_schedule"]}
 MULTI = Run("sabour2017_multimnist", cpu={**PAIRS, **NARROW_CAPSNET})
 MULTI_CNN = Run("sabour2017_cnn_multimnist", cpu={**PAIRS, "width": 96, "features": 1_024})
 # For what is looked at rather than compared: decodes are blurred after as many steps as the tables have.
@@ -182,10 +182,10 @@ FIG_5 = Item(
 )
 
 # Section 5.2: both stop when so large a share of held-out digits at random places is right.
-EARLY = {"validate": 0.05, "target_accuracy": 0.9923, "eval_interval_steps": 500}
+EARLY = {"val_fraction": 0.05, "target_accuracy": 0.9923, "eval_interval_steps": 500}
 STOPPED = {
     "target_accuracy": 0.97,
-    "validate": 0.15,  # of 20,000: with fewer held out, chance would decide when to stop
+    "val_fraction": 0.15,  # of 20,000: with fewer held out, chance would decide when to stop
     "eval_interval_steps": 50,
     "steps": 1_500,
     "max_train_images": 20_000,

@@ -6,7 +6,7 @@
 
 from functools import partial
 
-from torchcaps.models.recipe import LossChoice, OptimizerChoice
+from torchcaps.models.recipe import LossConfig, OptimizerConfig
 from torchcaps.papers.measures.cost import draw_iteration_cost, iteration_cost, net_cost
 from torchcaps.papers.measures.training import draw_curves
 from torchcaps.papers.settings import CIFAR
@@ -17,7 +17,7 @@ __all__ = ["PAPER"]
 
 SIMPLE = {**CIFAR, "types": 8, "width": 64}
 RESNET = {**CIFAR, "types": 8, "width": 64, "stages": ((32, 1),), "blocks": 2}
-SPREAD = LossChoice("spread", margin="linear", margin_steps=395)  # all steps of these runs
+SPREAD = LossConfig("spread", margin_schedule="linear", margin_steps=395)  # all steps of these runs
 ACCURACY = "test accuracy, %"
 
 INVERTED = Run("tsai2020_cifar10", cpu=SIMPLE)
@@ -251,7 +251,13 @@ COST = Item(
     ),
 )
 
-PAIRS = {"max_train_images": 20_000, "epochs": 8, "schedule": CIFAR["schedule"], "max_test_images": 5_000, "width": 64}
+PAIRS = {
+    "max_train_images": 20_000,
+    "epochs": 8,
+    "lr_schedule": CIFAR["lr_schedule"],
+    "max_test_images": 5_000,
+    "width": 64,
+}
 _POSES = {"types": 8, "dim": 16}
 _BY_ADAM = "CapsNet, dynamic routing, vectors, by Adam"
 _DIVERSE = {
@@ -283,7 +289,7 @@ def _diverse_row(label: str) -> Row:
     run = Run(model, cpu={**PAIRS, **narrow})
     if label == _BY_ADAM:
         return Row(
-            label, {"DiverseMultiMNIST": Cell(None, run.but(optimizer=OptimizerChoice("adam", 1e-3)), "accuracy")}
+            label, {"DiverseMultiMNIST": Cell(None, run.but(optimizer=OptimizerConfig("adam", 1e-3)), "accuracy")}
         )
     return Row(
         label,

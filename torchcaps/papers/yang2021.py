@@ -18,7 +18,7 @@ from torchcaps.routing import Dynamic
 __all__ = ["PAPER"]
 
 # The paper's own schedules, which do not fall before step 1,000: see the item "rates" for what a falling one does.
-SHORT = {**{name: value for name, value in DIGITS.items() if name != "schedule"}, **NARROW_CAPSNET}
+SHORT = {**{name: value for name, value in DIGITS.items() if name != "lr_schedule"}, **NARROW_CAPSNET}
 MNIST = Run("yang2021_mnist", cpu={**SHORT, "batch_size": 128})  # the paper's 32 without reconstruction: more steps
 FASHION = Run("yang2021_fashion_mnist", cpu=SHORT)
 CIFAR10 = Run("yang2021_cifar10", cpu={**CIFAR, **NARROW_CAPSNET})
@@ -122,7 +122,7 @@ FIG_2 = Item(
     ),
 )
 
-PAIRS = {"steps": 1_500, "max_test_images": 5_000, "schedule": DIGITS["schedule"], **NARROW_CAPSNET}
+PAIRS = {"steps": 1_500, "max_test_images": 5_000, "lr_schedule": DIGITS["lr_schedule"], **NARROW_CAPSNET}
 MULTI = Run("yang2021_multimnist", cpu=PAIRS)
 _MULTI = {"Dynamic": MULTI.but(routing=Dynamic(3)), "L2": MULTI}
 _CURVES: dict[str, str] = dict.fromkeys(("MNIST", "Fashion-MNIST", "CIFAR-10", "MultiMNIST"), ERROR)
@@ -149,7 +149,7 @@ FIG_3 = Item(
     ),
 )
 
-FALLING = FASHION.but(schedule=OneCycle())
+FALLING = FASHION.but(lr_schedule=OneCycle())
 RATES = Item(
     "rates",
     "Ours: rates",

@@ -253,7 +253,7 @@ def _data_key(spec: RunSpec) -> str:
         recipe.data,
         recipe.test_data,
         recipe.augmentation,
-        recipe.validate,
+        recipe.val_fraction,
         spec.max_train_images,
         spec.max_test_images,
     )

@@ -101,7 +101,7 @@ def _smoke(spec: RunSpec) -> RunSpec:
         "test_data": test,
         "batch_size": 16,
         "steps": 2,
-        "validate": 0.25 if recipe.validate else 0.0,
+        "val_fraction": 0.25 if recipe.val_fraction else 0.0,
     }
     return dataclasses.replace(
         spec,

@@ -1,7 +1,7 @@
 """Training: a run, from what was chosen to its report, and what was trained, to be used.
 
->>> spec = RunSpec.of("capsnet_small", epochs=2, validate=0.1)
->>> spec.recipe.optimizer.rate
+>>> spec = RunSpec.of("capsnet_small", epochs=2, val_fraction=0.1)
+>>> spec.recipe.optimizer.lr
 0.003
 """
 

@@ -43,7 +43,7 @@ FREE = {
     "data_dir",
     "note",
 }
-FREE |= {"tensorboard", "test_data", "test_options", "max_test_images", "weights"}
+FREE |= {"tensorboard", "test_data", "test_options", "max_test_images", "eval_weights"}
 FREE |= {"eval_interval_epochs", "eval_interval_steps", "checkpoint_interval_minutes", "checkpoint_interval_steps"}
 
 FORMAT = "torchcaps checkpoint 1"

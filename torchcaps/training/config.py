@@ -109,7 +109,7 @@ class RunSpec:
     def of(cls, model: str = "capsnet_small", **changes: Any) -> "RunSpec":
         """Return a run of a model with changes: fields of the model, of its recipe, or of the run itself.
 
-        A name that both have is the run's; the model's own is ``model_options={"schedule": ...}``.
+        A name that both have is the run's; the model's own is ``model_options={"name": ...}``.
         """
         spec = find_model(model).spec
         own = {f.name for f in dataclasses.fields(cls)}

@@ -85,7 +85,7 @@ class Tally:
         """Return which classes are there, and which were predicted: truth values ``[B, classes]``."""
         n_objects = self.model.n_objects
         if n_objects is None:
-            over = 0.0 if self.model.recipe.loss.scores == "binary" else 0.5
+            over = 0.0 if self.model.recipe.loss.name == "binary" else 0.5
             return as_multi_hot(labels, self.classes) > 0, scores > over
         there = split_labels(labels, self.classes, n_objects)[1] > 0
         return there, torch.zeros_like(there).scatter(1, scores.topk(n_objects, 1).indices, value=True)

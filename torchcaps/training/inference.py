@@ -31,7 +31,7 @@ class Trained:
         model: the network, ready to be asked.
         pipeline: how its images are prepared.
         classes: their names.
-        weights: which they are: ``"last"``, ``"best"`` or ``"average"``.
+        weights: which they are: ``"last"``, ``"best"`` or ``"ema"``.
         step: how many steps they were trained for.
         note: what is worth saying of how they were found.
     """
@@ -74,16 +74,16 @@ def load_run(path: str | os.PathLike[str], weights: str | None = None) -> Traine
 
     Args:
         path: the folder of the run.
-        weights: ``"last"``, ``"best"`` or ``"average"``; by default what its recipe says.
+        weights: ``"last"``, ``"best"`` or ``"ema"``; by default what its recipe says.
     """
     folder = RunFolder.existing(path)
     spec = folder.read_config()
-    wanted = weights or spec.recipe.weights
+    wanted = weights or spec.recipe.eval_weights
     checkpoint, note = _checkpoint(folder, wanted)
     model = make_network(spec)
-    part = "average" if wanted == "average" and checkpoint.part("average") else "model"
-    if wanted == "average" and part == "model":
-        raise ValueError(f"{path} has no average of its weights: it was trained with --weights {spec.recipe.weights}")
+    part = "ema" if wanted == "ema" and checkpoint.part("ema") else "model"
+    if wanted == "ema" and part == "model":
+        raise ValueError(f"{path} has no EMA weights: it was trained with --eval-weights {spec.recipe.eval_weights}")
     try:
         refuse_foreign(checkpoint, spec.to_plain())
         checkpoint.load_weights(model, part)
@@ -97,7 +97,7 @@ def load_run(path: str | os.PathLike[str], weights: str | None = None) -> Traine
 def _checkpoint(folder: RunFolder, wanted: str) -> tuple[Checkpoint, str]:
     if wanted == "best":
         if not folder.best.exists():
-            reason = "images have to be held out for one, by --validate 0.1"
+            reason = "images have to be held out for one, by --val-fraction 0.1"
             raise ValueError(f"{folder.path} has no best checkpoint: {reason}")
         return read_checkpoint(folder.best), ""
     found, problems = folder.newest()
@@ -136,7 +136,7 @@ def measure(runs: list[Trained], dataset: Dataset, progress: object = None) -> M
 
     Choi 2019 and Sabour 2017 (CIFAR-10) add up the lengths of the class capsules. The loss is the mean of theirs.
     """
-    kinds = {run.model.recipe.loss.scores for run in runs}
+    kinds = {run.model.recipe.loss.name for run in runs}
     if len(kinds) > 1:
         raise ValueError(
             f"runs with different losses can't be added up: their scores mean different things, got {sorted(kinds)}"

@@ -220,7 +220,7 @@ def _told(model: Network, dataset: Dataset, scores: Tensor, labels: Tensor) -> s
         return "+".join(dataset.classes[n][:8] for n in sorted(numbers)) or "none"
 
     if model.n_objects is None:
-        over = 0.0 if model.recipe.loss.scores == "binary" else 0.5
+        over = 0.0 if model.recipe.loss.name == "binary" else 0.5
         true, told = labels.nonzero()[:, 0].tolist(), (scores > over).nonzero()[:, 0].tolist()
     elif model.n_objects == 1:
         true, told = [int(labels)], [int(scores.argmax())]

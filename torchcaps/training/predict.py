@@ -146,7 +146,7 @@ def _raw_size(run: Trained) -> tuple[int, int, int]:
 
 def _shares(run: Trained, scores: Tensor) -> Tensor:
     """Return scores as they can be compared: logits as probabilities, the rest as it is."""
-    kind = run.model.recipe.loss.scores
+    kind = run.model.recipe.loss.name
     if kind == "cross_entropy":
         return scores.softmax(0)
     return scores.sigmoid() if kind == "binary" else scores

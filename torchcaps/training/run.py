@@ -44,7 +44,7 @@ class Result:
         folder: where it is written.
         ended: why it is over.
         epochs, steps, seconds: how long it was.
-        chosen: which of the weights count: ``"last"``, ``"best"`` or ``"average"``.
+        chosen: which of the weights count: ``"last"``, ``"best"`` or ``"ema"``.
         tests: for each kind of weights that there is what it does on the test images; empty where there are none.
     """
 
@@ -176,14 +176,14 @@ def _check(spec: RunSpec, network: Network, images: Images) -> None:
         raise ValueError("--ascents is for Quadratic routing (--routing quadratic), which this model does not have")
     recipe.optimizer.make([torch.zeros(1)])  # says what is wrong with its numbers
     if images.held_out is None:
-        if recipe.weights == "best":
-            raise ValueError("weights 'best' needs images to choose by: hold some out with --validate 0.1")
+        if recipe.eval_weights == "best":
+            raise ValueError("eval_weights 'best' needs images to choose by: hold some out with --val-fraction 0.1")
         for flag, value in (
             ("--early-stopping-patience", spec.early_stopping_patience),
             ("--target-accuracy", spec.target_accuracy),
         ):
             if value is not None:
-                raise ValueError(f"{flag} needs images to judge by: hold some out with --validate 0.1")
+                raise ValueError(f"{flag} needs images to judge by: hold some out with --val-fraction 0.1")
     if recipe.batch_size < n_processes():
         raise ValueError(
             f"--batch-size must be at least the number of processes, {n_processes()}, got {recipe.batch_size}"
@@ -214,8 +214,8 @@ def _announce(
             display.say(f"no image to {use} of: {', '.join(missing[:5])}{', ...' if len(missing) > 5 else ''}")
     long = f"{recipe.steps:,} steps" if recipe.steps else f"{recipe.epochs:,} epochs"
     long += f", {spec.max_minutes:g} minutes at most" if spec.max_minutes is not None else ""
-    rate = f"{recipe.optimizer.kind} at {recipe.optimizer.rate:g}, {type(recipe.schedule).__name__}"
-    display.say(f"{recipe.loss.scores.replace('_', '-')} loss, {rate}, batches of {recipe.batch_size}, {long}")
+    rate = f"{recipe.optimizer.name} at {recipe.optimizer.lr:g}, {type(recipe.lr_schedule).__name__}"
+    display.say(f"{recipe.loss.name.replace('_', '-')} loss, {rate}, batches of {recipe.batch_size}, {long}")
     with_memory = estimate_memory(network, -(-recipe.batch_size // (spec.micro_batches * n_processes())))
     needed, free = with_memory.total, _free_memory()
     display.say(f"memory: about {_bytes(needed)} to train" + (f", {_bytes(free)} free" if free else ""))
@@ -254,7 +254,7 @@ def _finished(training: Training, pictures: bool) -> Result:
             state = training.run()
             tests = _tested(training)
         epochs = state.epoch + state.number / training.per_epoch
-        chosen = training.recipe.weights
+        chosen = training.recipe.eval_weights
         result = Result(folder.path, state.ended, epochs, state.step, state.seconds, chosen, tests)
         if engine.first:
             folder.write_text(folder.results, json.dumps(_report(training, result), indent=2) + "\n")
@@ -277,12 +277,12 @@ def _tested(training: Training) -> dict[str, Measures]:
     tests = {"last": training.tested(loader)}
     if training.average is not None:
         with training.average.in_place(network):
-            tests["average"] = training.tested(loader)
+            tests["ema"] = training.tested(loader)
     own = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     if engine.told(engine.first and _take_best(training)):
         engine.share(network)
         tests["best"] = training.tested(loader)
-        if training.recipe.weights != "best":
+        if training.recipe.eval_weights != "best":
             network.load_state_dict(own)
     return tests
 

@@ -59,8 +59,8 @@ def open_images(spec: RunSpec) -> Images:
         train = some_of(train, spec.max_train_images)
     own = _own_splits(recipe.data, spec)
     held_out = None
-    if recipe.validate:
-        train, held_out = _split(train, recipe.validate, spec.seed)
+    if recipe.val_fraction:
+        train, held_out = _split(train, recipe.val_fraction, spec.seed)
     elif "val" in own:
         held_out = _open(recipe.data, "val", spec.data_dir, spec.data_options)
     pipeline = create_pipeline(recipe.augmentation)
@@ -120,7 +120,7 @@ def _split(dataset: Dataset, share: float, seed: int) -> tuple[Dataset, Dataset]
     """Hold out a share of the images, at random, but always the same ones for a seed."""
     count = round(share * len(dataset))
     if not 0 < count < len(dataset):
-        raise ValueError(f"--validate {share:g} holds out {count} of {len(dataset):,} images: give another share")
+        raise ValueError(f"--val-fraction {share:g} holds out {count} of {len(dataset):,} images: give another share")
     order = permute_indices(torch.arange(len(dataset)), len(dataset), seed, epoch=-1)
     chosen, rest = order[:count].sort().values, order[count:].sort().values
     return dataset.subset(rest, split="train"), dataset.subset(chosen, split="validation")

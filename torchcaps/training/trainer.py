@@ -72,7 +72,7 @@ class Training:
         network.to(engine.device)
         optimizer = self.recipe.optimizer.make(network.parameters())
         self.model, self.optimizer = engine.setup(network, optimizer)
-        self.average = Average(network, spec.ema_decay) if self.recipe.weights == "average" else None
+        self.average = Average(network, spec.ema_decay) if self.recipe.eval_weights == "ema" else None
         self.tally = Tally(network)
         self.record: Record | None = None
         self.request = Request()  # is heard while it is entered
@@ -89,7 +89,7 @@ class Training:
             raise CheckpointError(f"its data has changed: there were {n_images:,}, and there are {now}")
         self.engine.fabric.strategy.precision.load_state_dict(checkpoint.state.get("precision", {}))
         if self.average is not None:
-            self.average.load(checkpoint.part("average"), self.state.step)
+            self.average.load(checkpoint.part("ema"), self.state.step)
         self.state.ended = ""
         if self.state.planned_for != (self.spec.max_minutes or 0.0):
             self.state.plan = 0  # another bound: it is laid out again
@@ -157,7 +157,7 @@ class Training:
         rest = len(self.images.train) - state.number * self.loader.batch_size
         n_images = min(self.loader.batch_size, rest)  # in the batches of all processes together
         for group in self.optimizer.param_groups:
-            group["lr"] = self.recipe.rate(state.step, state.epoch, self.total)
+            group["lr"] = self.recipe.lr_at(state.step, state.epoch, self.total)
         chance = step_seed(self.spec.seed, state.step, self.engine.rank)
         torch.manual_seed(chance)
         self.optimizer.zero_grad()
@@ -216,7 +216,7 @@ class Training:
             where = where or "the loss or the gradient of another process"
             raise Diverged(
                 f"step {self.state.step + 1:,}: the first value that is no finite number arose in {where}. "
-                f"{self._kept()} A lower --optimizer.rate or --max-grad-norm 1 may help"
+                f"{self._kept()} A lower --optimizer.lr or --max-grad-norm 1 may help"
             ) from error
 
     def _kept(self) -> str:
@@ -236,7 +236,7 @@ class Training:
 
     def _needs_total(self) -> bool:
         with contextlib.suppress(ValueError):
-            self.recipe.schedule.factor(0, 0, None)
+            self.recipe.lr_schedule.factor(0, 0, None)
             return False
         return True
 
@@ -295,7 +295,7 @@ class Training:
             "epoch": round(epochs, 4),
             "step": state.step,
             "seconds": round(self._seconds(), 1),
-            "rate": self.recipe.rate(max(0, state.step - 1), state.epoch, self.total),
+            "rate": self.recipe.lr_at(max(0, state.step - 1), state.epoch, self.total),
             "train_loss": trained.loss if trained.n else None,
             "train_accuracy": trained.accuracy if trained.n else None,
             "gradient_norm": self.state.gradient_norm,
@@ -357,7 +357,7 @@ class Training:
             tensors = prefixed("model", self.network.state_dict())
             tensors |= prefixed("optimizer", optimizer_tensors(self.optimizer.optimizer))
             if self.average is not None:
-                tensors |= prefixed("average", self.average.tensors)
+                tensors |= prefixed("ema", self.average.tensors)
             self._write(self.folder.last, tensors)
         self._saved = time.monotonic()
 
@@ -367,7 +367,7 @@ class Training:
             if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
                 raise Diverged(
                     f"step {self.state.step:,}: the first value that is no finite number arose in the weights {name}, "
-                    f"when the optimiser changed them. {self._kept()} A lower --optimizer.rate may help"
+                    f"when the optimiser changed them. {self._kept()} A lower --optimizer.lr may help"
                 )
 
     def _write(self, path: Path, tensors: dict[str, Tensor]) -> None:
