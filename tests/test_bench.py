@@ -42,7 +42,7 @@ def test_the_usual_way_is_the_same_computation(name: str) -> None:
     ours = make().double()
     usual = make_explicit(copy.deepcopy(ours))
     pose = torch.randn(shape, dtype=torch.float64, requires_grad=True)
-    votes = usual.make_votes(usual.enter(pose))
+    votes = usual.make_votes(usual.check_children(pose))
     assert isinstance(votes, ContractedVotes if "inverted" in name else DenseVotes)
     assert relative_rms(votes.dense(), ours.votes(pose).dense()) < SAME[torch.float64]
     found = []
@@ -58,7 +58,7 @@ def test_the_usual_way_is_the_same_computation(name: str) -> None:
 def test_the_usual_way_refuses_what_it_is_not_written_for() -> None:
     layer = ConvCapsules(2, 4, 3, 4, 3, routing=Trainable(), grid=(5, 5), weights="position")
     with pytest.raises(ValueError, match="matrices that all places share"):
-        explicit_votes(*layer.vote_parts(layer.enter(torch.randn(1, 5, 5, 2, 4))))
+        explicit_votes(*layer.vote_inputs(layer.check_children(torch.randn(1, 5, 5, 2, 4))))
     votes = ContractedVotes(torch.randn(1, 6, 4), torch.randn(6, 4, 3, 4), None, 1, Dynamic(1).wire(6))
     for ask in (lambda: votes.mix(torch.zeros(1)), lambda: votes.sqsum(votes.dense(), votes.dense()), votes.detach):
         with pytest.raises(TypeError, match="sums and agreements alone"):

@@ -27,14 +27,14 @@ def test_inverted_attention_starts_as_its_authors_code() -> None:
     assert spread(matrix.weight) == pytest.approx((24 / (4 * 32 * 9)) ** 0.5, rel=0.02)
     vector = ConvCapsules(16, 64, 8, 64, 3, routing=InvertedAttention())
     assert spread(vector.weight) == pytest.approx((8 / (64 * 16 * 9)) ** 0.5, rel=0.02)
-    norm = {name: float(tensor.detach().mean()) for name, tensor in matrix.p().items()}
+    norm = {name: float(tensor.detach().mean()) for name, tensor in matrix.coefficients.named().items()}
     assert norm == {"gamma": 1.0, "beta": 0.0}
 
 
 def test_em_keeps_the_size_of_poses() -> None:
     layer = ConvCapsules(32, 16, 32, 16, 3, routing=EM(), pose="matrix")
     assert spread(layer.weight) == pytest.approx(0.5, rel=0.02)
-    assert all(bound(tensor) == 0 for tensor in layer.p().values())
+    assert all(bound(tensor) == 0 for tensor in layer.coefficients.named().values())
 
 
 def test_attention_starts_as_keras_does() -> None:
@@ -70,7 +70,7 @@ def test_the_ascents_own_rates() -> None:
     pose, labels = torch.randn(4, 5, 4).double(), torch.tensor([0, 1, 2, 0])
     for method, (rate, strength) in settings.items():
         moved = []
-        for routing in (Quadratic(method=method), Quadratic(method=method, rate=rate, strength=strength)):
+        for routing in (Quadratic(method=method), Quadratic(method=method, lr=rate, penalty_weight=strength)):
             torch.manual_seed(0)
             layer = DenseCapsules(5, 4, 3, 4, routing=routing).double()
             Quadratic.ascend(layer, pose, labels)

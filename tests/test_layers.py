@@ -22,7 +22,7 @@ from torchcaps.nn import (
 )
 from torchcaps.nn.sizes import as_rows
 from torchcaps.routing import EM, Dynamic, Geometry, InvertedAttention, Routing, Uniform
-from torchcaps.routing.base import REGISTRY
+from torchcaps.routing.base import ROUTINGS
 from torchcaps.votes import Wiring, same_padding
 from torchcaps.votes.competition import softmax, uniform
 
@@ -59,7 +59,7 @@ def test_route_and_layer_agree() -> None:
     layer = DenseCapsules(6, 4, 3, 4, routing=Dynamic(3, prior=True)).double()
     layer.coefficients["prior"].data.normal_()
     pose = torch.randn(2, 6, 4, dtype=torch.float64)
-    found = route(layer.votes(pose).dense(), layer.routing, coefficients=layer.p())
+    found = route(layer.votes(pose).dense(), layer.routing, coefficients=layer.coefficients.named())
     assert torch.allclose(found.pose, layer(pose).pose, atol=EXACT)
 
 
@@ -324,22 +324,21 @@ def test_a_leak_with_global_competition_by_brute_force() -> None:
 
 
 def test_votes_may_have_a_bias_and_an_offset() -> None:
-    class Both(Routing):
-        """Uniform coupling, with a bias of the layer's and a constant beside it."""
+    with ROUTINGS.restored():
 
-        vote_bias = True
-        step = Uniform.step
+        class Both(Routing):
+            """Uniform coupling with a vote bias and a constant offset."""
 
-        def vote_offset(self, geometry: Geometry, wiring: Wiring, like: torch.Tensor) -> torch.Tensor:
-            return torch.full((1, 1, geometry.dim), 2.0, dtype=like.dtype)
+            vote_bias = True
+            step = Uniform.step
 
-    try:
+            def vote_offset(self, geometry: Geometry, wiring: Wiring, like: torch.Tensor) -> torch.Tensor:
+                return torch.full((1, 1, geometry.dim), 2.0, dtype=like.dtype)
+
         layer = DenseCapsules(6, 4, 3, 4, routing=Both())
         layer.bias.data.normal_()
-        found = layer.votes(torch.zeros(1, 6, 4)).dense()[0]
-        assert torch.equal(found, layer.bias + 2)
-    finally:
-        del REGISTRY["both"]
+        votes = layer.votes(torch.zeros(1, 6, 4)).dense()[0]
+        torch.testing.assert_close(votes, layer.bias + 2, rtol=0, atol=0)
 
 
 def test_losses_say_their_settings() -> None:

@@ -22,7 +22,7 @@ from torchcaps.routing import (
     Uniform,
     as_routing,
     create_routing,
-    iterate,
+    run_routing,
 )
 from torchcaps.votes import DenseVotes, StreamedVotes, Votes, Wiring
 
@@ -50,11 +50,11 @@ def test_the_loop_and_its_trace() -> None:
     votes = DenseVotes(torch.randn(2, 6, 3, 4), Wiring(6))
     assert isinstance(votes, Votes)
     children = as_capsules(torch.randn(2, 6, 4))
-    capsules, trace = iterate(Dynamic(3), {}, votes, children, trace=True)
+    capsules, trace = run_routing(Dynamic(3), {}, votes, children, trace=True)
     assert isinstance(trace, Trace)
     assert torch.equal(trace.states[-1].capsules().pose, capsules.pose)
     assert len(trace.logits) == 3
-    assert iterate(Dynamic(3), {}, votes, children)[1].states == ()
+    assert run_routing(Dynamic(3), {}, votes, children)[1].states == ()
 
 
 def test_a_state_without_a_step_has_no_parents() -> None:

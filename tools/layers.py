@@ -20,7 +20,7 @@ from torchcaps.capsules import Capsules
 from torchcaps.data import DataError, Loader, create_dataset
 from torchcaps.nn import ConvCapsules, DenseCapsules, PrimaryCapsules
 from torchcaps.nn.layers import CapsuleLayer
-from torchcaps.routing.base import REGISTRY
+from torchcaps.routing.base import ROUTINGS
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # the papers' loops live with the tests, outside the package
@@ -42,7 +42,7 @@ def load_digits(count: int, seed: int) -> Tensor:
 def class_layers(name: str, children: Capsules) -> dict[str, CapsuleLayer]:
     """Return a dense layer to ten classes, and a convolution to ten types."""
     _, height, width, types, dim = children.pose.shape
-    routing = REGISTRY[name]()
+    routing = ROUTINGS.get(name)()
     dense = DenseCapsules(height * width * types, dim, CLASSES, dim, routing=routing, pose="matrix")
     conv = ConvCapsules(types, dim, CLASSES, dim, 3, 2, routing=routing, pose="matrix", grid=(height, width))
     return {"dense": dense.double().eval(), "conv": conv.double().eval()}
@@ -93,7 +93,7 @@ def main() -> None:
             n_parameters = sum(p.numel() for p in layer.parameters())
             output = list(layer(children).pose.shape)
             time_taken = f"{1000 * seconds(layer, children):.1f} ms"
-            title = REGISTRY[name].__name__ if kind == "dense" else ""
+            title = ROUTINGS.get(name).__name__ if kind == "dense" else ""
             table.add_row(title, kind, f"{n_parameters:,}", str(output), f"{difference:.0e}", time_taken)
     console.print(table)
     if disagreeing:

@@ -42,7 +42,7 @@ class Capsules(NamedTuple):
     activation: Tensor | None = None
 
     def length(self, normalized: bool = False) -> Tensor:
-        """Return the length of each pose; ``normalized`` divides it by ``sqrt(K)`` (Choi 2019, section 3.4)."""
+        """Return the length of each pose; ``normalized`` divides it by ``sqrt(K)`` (Choi 2019, section 3.5)."""
         return length(self.pose, normalized)
 
     def flatten(self) -> "Capsules":

@@ -1,4 +1,4 @@
-"""What the papers train with. Every loss is one number: the mean over the batch."""
+"""Loss functions of the papers. Each returns a scalar: the mean over the batch."""
 
 import math
 from typing import Literal
@@ -20,10 +20,10 @@ class MarginLoss(nn.Module):
 
     Args:
         positive, negative: the margins ``m+`` and ``m-``. The released nets of Chen 2019 have ``m+`` 0.7 or 0.6.
-        down_weight: ``lambda``, of absent classes.
-        reduction: ``"paper"``: the sum over classes. ``"official"``: half their mean, as the authors' code has
-            it, which is a twentieth of the paper's for ten classes, and so makes a reconstruction loss beside it
-            weigh twenty times as much.
+        down_weight: ``lambda``, the weight of absent classes.
+        reduction: ``"paper"``: sum over the classes. ``"official"``: half the mean over the classes, as in the
+            authors' code. For ten classes that is a twentieth of the paper's value, so that a reconstruction loss
+            weighs twenty times as much relative to it.
 
     Shapes:
         lengths ``[B, J]``, labels ``[B]`` or multi-hot ``[B, J]``
@@ -38,12 +38,12 @@ class MarginLoss(nn.Module):
     ) -> None:
         super().__init__()
         if not 0 <= negative < positive:
-            raise ValueError(f"negative must be 0 or more and below positive, got {negative} and {positive}")
+            raise ValueError(f"negative must be at least 0 and below positive={positive}, got {negative}")
         self.positive, self.negative, self.down_weight = positive, negative, down_weight
-        self.reduction = _choice(reduction, "reduction", ("paper", "official"))
+        self.reduction = _check_choice(reduction, "reduction", ("paper", "official"))
 
     def extra_repr(self) -> str:
-        """Say the settings."""
+        """Return the settings for ``repr``."""
         margins = f"positive={self.positive}, negative={self.negative}"
         return f"{margins}, down_weight={self.down_weight}, reduction={self.reduction!r}"
 
@@ -58,12 +58,14 @@ class MarginLoss(nn.Module):
 
 
 class SpreadLoss(nn.Module):
-    """Spread loss on activations: Hinton 2018, eq. 3. ``Σ_{i≠t} max(0, m - (a_t - a_i))²``, with a growing margin.
+    """Spread loss on activations with an increasing margin: Hinton 2018, eq. 3.
+
+    ``L = Σ_{i≠t} max(0, m - (a_t - a_i))²``
 
     Args:
-        schedule: ``"linear"``: m from 0.2 to 0.9 over ``steps`` (the paper). ``"sigmoid"``:
+        schedule: schedule of the margin m. ``"linear"``: from 0.2 to 0.9 over ``steps`` (the paper). ``"sigmoid"``:
             ``0.2 + 0.79 sigmoid(min(10, step / 50000 - 4))`` (the authors, on OpenReview). ``"constant"``: 0.9.
-        steps: steps in which the linear margin grows.
+        steps: number of training steps over which the linear margin increases.
 
     Shapes:
         activations ``[B, J]``, labels ``[B]``
@@ -71,15 +73,15 @@ class SpreadLoss(nn.Module):
 
     def __init__(self, schedule: Literal["linear", "sigmoid", "constant"] = "linear", steps: int = 50_000) -> None:
         super().__init__()
-        self.schedule = _choice(schedule, "schedule", ("linear", "sigmoid", "constant"))
+        self.schedule = _check_choice(schedule, "schedule", ("linear", "sigmoid", "constant"))
         if steps < 1:
-            raise ValueError(f"steps must be 1 or more, got {steps}")
+            raise ValueError(f"steps must be at least 1, got {steps}")
         self.steps = steps
 
     def margin(self, step: float) -> float:
         """Return the margin at a training step."""
         if not step >= 0:
-            raise ValueError(f"step must be 0 or more, got {step}")
+            raise ValueError(f"step must be at least 0, got {step}")
         if self.schedule == "linear":
             return 0.2 + 0.7 * min(1.0, step / self.steps)
         if self.schedule == "sigmoid":
@@ -87,15 +89,15 @@ class SpreadLoss(nn.Module):
         return 0.9
 
     def extra_repr(self) -> str:
-        """Say the settings."""
+        """Return the settings for ``repr``."""
         return f"schedule={self.schedule!r}, steps={self.steps}"
 
     def forward(self, activations: Tensor, labels: Tensor, step: float = math.inf) -> Tensor:
-        """Return the loss with the margin of this training step; by default with the last margin."""
+        """Return the loss with the margin of a training step; default: the final margin."""
         _check_scores(activations, labels, "activations")
         labels = check_class_indices(labels, activations.shape[1])
         if labels.dim() != 1:
-            raise ValueError(f"labels must be [B] class numbers: one class is the target, got {list(labels.shape)}")
+            raise ValueError(f"labels must be class indices [B], one target class per image, got {list(labels.shape)}")
         margin = self.margin(step)
         target = activations.gather(1, labels.unsqueeze(1))
         losses = (margin - (target - activations)).relu() ** 2
@@ -104,24 +106,24 @@ class SpreadLoss(nn.Module):
 
 
 class ReconstructionLoss(nn.Module):
-    """Squared error of decoded images, for one target or several: Sabour 2017, section 4.1.
+    """Squared error of reconstructed images, for one or several targets per image: Sabour 2017, section 4.1.
 
     Args:
-        reduction: ``"sum"`` over the pixels (Sabour 2017), ``"mean"`` over them (Choi 2019), or ``"half"``, half
-            the sum (Caffe's EuclideanLoss, Chen 2019). All are summed over several targets.
-        weight: what it is multiplied by: 0.0005 beside the paper's margin loss; 0.3 with the mean in Choi 2019.
+        reduction: over the pixels: ``"sum"`` (Sabour 2017), ``"mean"`` (Choi 2019), or ``"half"``, half the sum
+            (Caffe's EuclideanLoss, Chen 2019). Several targets are summed.
+        weight: factor of the loss: 0.0005 with the margin loss of Sabour 2017; 0.3 with the mean in Choi 2019.
 
     Shapes:
-        images and targets ``[B, C, H, W]``, or ``[B, K, C, H, W]`` with ``K`` targets for each image
+        images and targets ``[B, C, H, W]``, or ``[B, K, C, H, W]`` with ``K`` targets per image
     """
 
     def __init__(self, reduction: Literal["sum", "mean", "half"] = "sum", weight: float = 0.0005) -> None:
         super().__init__()
-        self.reduction = _choice(reduction, "reduction", ("sum", "mean", "half"))
+        self.reduction = _check_choice(reduction, "reduction", ("sum", "mean", "half"))
         self.weight = weight
 
     def extra_repr(self) -> str:
-        """Say the settings."""
+        """Return the settings for ``repr``."""
         return f"reduction={self.reduction!r}, weight={self.weight}"
 
     def forward(self, images: Tensor, targets: Tensor) -> Tensor:
@@ -143,7 +145,7 @@ class ReconstructionLoss(nn.Module):
 
 
 class ClassLoss(nn.Module):
-    """Cross-entropy on logits: what Tsai 2020 trains with, and the convolutional baselines.
+    """Cross-entropy on logits, the loss of Tsai 2020 and of the convolutional baselines.
 
     Shapes:
         logits ``[B, J]``, labels ``[B]``
@@ -153,12 +155,14 @@ class ClassLoss(nn.Module):
         """Return the loss."""
         _check_scores(logits, labels, "logits")
         if labels.dim() != 1:
-            raise ValueError(f"labels must be [B] class numbers, got {list(labels.shape)}: take MultiLabelLoss")
+            raise ValueError(
+                f"labels must be class indices [B], got {list(labels.shape)}: use MultiLabelLoss for several"
+            )
         return F.cross_entropy(logits, check_class_indices(labels, logits.shape[1]))
 
 
 class MultiLabelLoss(nn.Module):
-    """Binary cross-entropy on logits, mean over classes: Tsai 2020 on DiverseMultiMNIST, several labels an image.
+    """Binary cross-entropy on logits, mean over classes, for several labels per image: Tsai 2020, appendix B.2.
 
     Shapes:
         logits ``[B, J]``, labels ``[B]`` or multi-hot ``[B, J]``
@@ -172,17 +176,17 @@ class MultiLabelLoss(nn.Module):
 
 
 def _check_scores(scores: Tensor, labels: Tensor, name: str) -> None:
-    """Refuse scores that are no table of images by classes, or labels for another number of images."""
+    """Raise if scores are not ``[B, classes]`` or the number of labels differs."""
     check_no_nan(scores, name)
     if scores.dim() != 2:
         raise ValueError(f"{name} must be [B, classes], got {list(scores.shape)}")
     if not isinstance(labels, Tensor):
         raise TypeError(f"labels must be a tensor, got {type(labels).__name__}")
     if labels.dim() == 0 or labels.shape[0] != scores.shape[0]:
-        raise ValueError(f"labels must be one for each of the {scores.shape[0]} images, got {list(labels.shape)}")
+        raise ValueError(f"labels must have {scores.shape[0]} entries, one per image, got {list(labels.shape)}")
 
 
-def _choice(value: str, name: str, choices: tuple[str, ...]) -> str:
+def _check_choice(value: str, name: str, choices: tuple[str, ...]) -> str:
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
     return value

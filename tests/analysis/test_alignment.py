@@ -222,7 +222,10 @@ def test_before_the_tanh_is_the_affine_map_of_the_routed_sum() -> None:
             trace = model(each, trace=True).trace[-1]
             votes = layer.votes(seen[-1]).dense()
             total = (trace.couplings[0].unsqueeze(-1) * votes).sum(-3).flatten(1, -2)  # [B, J, D]
-            raw = torch.einsum("bjd,jde->bje", total, layer.p()["matrix"]) + layer.p()["offset"]
+            raw = (
+                torch.einsum("bjd,jde->bje", total, layer.coefficients.named()["matrix"])
+                + layer.coefficients.named()["offset"]
+            )
             before.append(raw[torch.arange(2), labels])
     handle.remove()
     moves, _ = capsule_moves(model, images, labels, (5,), (2,), before_tanh=True)

@@ -23,7 +23,7 @@ def numbers_of(layer: CapsuleLayer, children: Capsules) -> dict[str, Any]:
     """Children, weight, bias and coefficients as nested lists, by name."""
     tensors: dict[str, Tensor | None] = {"weight": layer.weight, "bias": layer.bias}
     tensors |= {f"children.{name}": tensor for name, tensor in children._asdict().items()}
-    tensors |= {f"coefficients.{name}": tensor for name, tensor in layer.p().items()}
+    tensors |= {f"coefficients.{name}": tensor for name, tensor in layer.coefficients.named().items()}
     return {name: None if tensor is None else tensor.tolist() for name, tensor in tensors.items()}
 
 
@@ -40,7 +40,7 @@ def sites_of(layer: CapsuleLayer, numbers: dict[str, Any], image: int) -> list[S
         padding = tensorflow_same(rows, kernel[0], stride[0]) + tensorflow_same(columns, kernel[1], stride[1])
     else:
         padding = (layer.padding[0],) * 2 + (layer.padding[1],) * 2
-    return conv_sites(*common, kernel, stride, padding, type(layer.routing).slots == "type")
+    return conv_sites(*common, kernel, stride, padding, type(layer.routing).slot_kind == "type")
 
 
 def coefficients_of(numbers: dict[str, Any]) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def stacked(found: list[list[Parents]], what: str, like: Tensor) -> Tensor:
 
 def layer_difference(layer: CapsuleLayer, children: Capsules) -> float:
     """The largest difference of a layer's poses and activations from the papers' loops, over the largest value."""
-    found = run_loops(layer, numbers_of(layer, layer.enter(children)))
+    found = run_loops(layer, numbers_of(layer, layer.check_children(children)))
     apart = []
     for what, ours in layer(children)._asdict().items():
         if ours is not None:

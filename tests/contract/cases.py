@@ -19,7 +19,7 @@ from torchcaps.capsules import Capsules
 from torchcaps.nn import ConvCapsules, DenseCapsules
 from torchcaps.nn.layers import CapsuleLayer
 from torchcaps.routing import Routing
-from torchcaps.routing.base import REGISTRY
+from torchcaps.routing.base import ROUTINGS as REGISTERED
 
 BATCH, TYPES, PARENTS, DIM = 2, 2, 3, 4
 GEOMETRIES = {
@@ -78,9 +78,9 @@ def pairs(cls: type[Routing]) -> Iterator[tuple[str, Routing]]:
             yield label, dataclasses.replace(one, **changed)
 
 
-ROUTINGS = dict(pair for name in torchcaps.list_routings() for pair in variants(REGISTRY[name]))
-PAIRS = dict(pair for name in torchcaps.list_routings() for pair in pairs(REGISTRY[name]))
-DEFAULTS = {name: REGISTRY[name]() for name in torchcaps.list_routings()}
+ROUTINGS = dict(pair for name in torchcaps.list_routings() for pair in variants(REGISTERED.get(name)))
+PAIRS = dict(pair for name in torchcaps.list_routings() for pair in pairs(REGISTERED.get(name)))
+DEFAULTS = {name: REGISTERED.get(name)() for name in torchcaps.list_routings()}
 
 
 @dataclass(frozen=True)

@@ -31,11 +31,11 @@ class DropIn(Routing):
     def coefficients(self, geometry):
         return {"gain": Coefficient(("J",), 1.0)} if self.gain else {}
 
-    def step(self, p, votes, children, state, t):
+    def step(self, coefficients, votes, children, state, t):
         coupling = votes.uniform(children.pose)
         total = votes.sum(coupling)
         if self.gain:
-            total = total * p["gain"].unsqueeze(-1)
+            total = total * coefficients["gain"].unsqueeze(-1)
         return State(pose=squash(total), coupling=coupling)
 '''
 

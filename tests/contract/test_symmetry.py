@@ -28,21 +28,21 @@ def test_a_convolution_over_the_whole_grid_is_the_dense_layer(case: Case) -> Non
     layer, children = case.layer(), case.children()
     g = layer.geometry
     read = layer._wiring(children).gather(children.pose)
-    if g.reads > 1:  # [B, 1, 1, I, reads, K] -> a matrix [A, reads * X], flat
+    if g.children_per_slot > 1:  # [B, 1, 1, I, reads, K] -> a matrix [A, reads * X], flat
         read = read.unflatten(-1, (g.rows, -1)).movedim(-3, -2).flatten(-3)
     read = read.flatten(1, 3)
-    activation = children.activation.flatten(1) if g.reads == 1 else None
+    activation = children.activation.flatten(1) if g.children_per_slot == 1 else None
     routing = dataclasses.replace(case.routing, coordinates=False) if coordinates(case) else case.routing
     dense = DenseCapsules(g.slots, g.rows * g.columns, g.parents, g.dim, routing=routing, pose=g.rows).double().eval()
     dense.weight.data.copy_(layer.weight)
     if layer.bias is not None:
         dense.bias.data.copy_(layer.bias)
-    for name, tensor in layer.p().items():
-        dense.p()[name].data.copy_(tensor.reshape(dense.p()[name].shape))
+    for name, tensor in layer.coefficients.named().items():
+        dense.coefficients.named()[name].data.copy_(tensor.reshape(dense.coefficients.named()[name].shape))
     votes = dense.votes(Capsules(read)).dense()
     if coordinates(case):  # a dense layer has no places: add them to its votes by hand
         votes = votes + layer.routing.vote_offset(g, layer._wiring(children), votes)[0, 0]
-    expected = route(votes, routing, activation, coefficients=dense.p())
+    expected = route(votes, routing, activation, coefficients=dense.coefficients.named())
     if not coordinates(case):
         assert torch.equal(expected.pose, dense(Capsules(read, activation)).pose)
     found = layer(children)
@@ -78,13 +78,13 @@ def permuted(layer: CapsuleLayer, case: Case, axis: str, order: Tensor) -> Capsu
         if layer.bias is not None:
             other.bias.copy_(layer.bias.index_select({"I": 0, "J": 1}[axis], order))  # type: ignore[union-attr]
         for name, coefficient in layer.routing.coefficients(layer.geometry).items():
-            tensor = layer.p()[name]
+            tensor = layer.coefficients.named()[name]
             sites = tensor.dim() - len([a for a in coefficient.axes if a != "L"])
             axes = [None] * sites + [a for a in coefficient.axes if a != "L"]
             for dim, letter in enumerate(axes):
                 if letter == axis:
                     tensor = tensor.index_select(dim, order)
-            other.p()[name].copy_(tensor)
+            other.coefficients.named()[name].copy_(tensor)
     return other
 
 
@@ -145,7 +145,7 @@ def test_couplings_sum_to_one_over_the_axis_of_the_paper_and_over_no_other(case:
     assert len(trace.states) == case.routing.iterations
     for coupling in trace.couplings:
         over_parents, over_children = coupling.sum(-1), coupling.sum(-2)
-        if case.routing.couples == "children":
+        if case.routing.coupling_axis == "children":
             assert relative_rms(over_children, torch.ones_like(over_children)) < CLOSE
             assert relative_rms(over_parents, torch.ones_like(over_parents)) > 1e-3
             continue
@@ -157,7 +157,7 @@ def test_couplings_sum_to_one_over_the_axis_of_the_paper_and_over_no_other(case:
             over_parents = total.index_add(1, index.flatten()[inside], flat[:, inside])
             over_parents = over_parents[:, index.unique()[index.unique() >= 0]]
         one = relative_rms(over_parents, torch.ones_like(over_parents))
-        if case.routing.couples is None:
+        if case.routing.coupling_axis is None:
             assert one > 1e-3
         elif getattr(case.routing, "leak", False):
             assert bool((over_parents < 1).all())

@@ -87,7 +87,7 @@ def test_yangs_official_objective() -> None:
 
 
 def test_a_preset_changes_defaults_and_nothing_that_was_chosen() -> None:
-    chosen = Quadratic(initial=0.3, rate=0.5)
+    chosen = Quadratic(initial=0.3, lr=0.5)
     assert narrow("yang2021_mnist", preset="official", routing=chosen).capsules.layers["classes"].routing == chosen
     routing = narrow("chen2019_dynamic_mnist", preset="official", routing=Dynamic(2)).capsules.layers["classes"].routing
     assert routing == Dynamic(2)

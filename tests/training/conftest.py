@@ -6,7 +6,7 @@ import pytest
 
 from torchcaps.data.registry import REGISTRY as DATA
 from torchcaps.models.registry import REGISTRY as MODELS
-from torchcaps.routing.base import REGISTRY as ROUTINGS
+from torchcaps.routing.base import ROUTINGS
 from torchcaps.training import run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,9 +22,10 @@ def no_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 @pytest.fixture(autouse=True)
 def names_of_ones_own() -> Iterator[None]:
     """What tests name by import path is forgotten after them."""
-    registries = (MODELS, DATA, ROUTINGS)
+    registries = (MODELS, DATA)
     before = [dict(registry) for registry in registries]
-    yield
+    with ROUTINGS.restored():
+        yield
     for registry, known in zip(registries, before, strict=True):
         registry.clear()
         registry.update(known)

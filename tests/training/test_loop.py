@@ -264,7 +264,7 @@ def test_routing_that_runs_away_ends_the_run_with_a_sentence(tmp_path: Path) -> 
     from torchcaps.routing import Quadratic
 
     with pytest.raises(Diverged, match=r"step 1: the coefficients of Quadratic routing ran away"):
-        train(small(routing=Quadratic(rate=1e6), steps=3), tmp_path / "run")
+        train(small(routing=Quadratic(lr=1e6), steps=3), tmp_path / "run")
 
 
 def test_some_of_the_images_are_learnt_from_always_the_same(tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ def test_padding_is_not_heard() -> None:
     votes = layer.votes(children).dense()[:, 0, 0]  # the corner window: four of its nine places exist
     inside = [4, 5, 7, 8]
     corner = children.activation[:, :2, :2].flatten(1)  # type: ignore[index]
-    expected = route(votes[:, inside], EM(2), corner, coefficients=layer.p())
+    expected = route(votes[:, inside], EM(2), corner, coefficients=layer.coefficients.named())
     found = layer(children)
     assert torch.allclose(found.pose[:, 0, 0], expected.pose, atol=EXACT)
     assert torch.allclose(found.activation[:, 0, 0], expected.activation, atol=EXACT)

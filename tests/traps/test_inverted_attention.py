@@ -75,7 +75,7 @@ def test_trap_30_the_window_is_not_scrambled() -> None:
 
 def loops_of_a_stack(model: CapsuleStack, pose: torch.Tensor, iterations: int) -> list:
     """Procedure 2 in plain Python, for one image: the poses of every layer after every iteration."""
-    p = [{name: tensor.tolist() for name, tensor in layer.p().items()} for layer in model.layers]
+    p = [{name: tensor.tolist() for name, tensor in layer.coefficients.named().items()} for layer in model.layers]
     weights = [layer.weight.tolist() for layer in model.layers]
 
     def step(number: int, children: list, parents: list, t: int) -> list:

@@ -56,7 +56,7 @@ def by_hand(routing: Quadratic, coefficients: list) -> DenseCapsules:
 
 def test_trap_47_labels_push_up_and_all_others_down_by_hand() -> None:
     """One image of class 0: v = (b00 + 3 b10, 2 b01 - b11), F = v0² - v1²."""
-    layer = by_hand(Quadratic(rate=0.1, strength=0.5), [[1.0, 1.0], [0.5, -2.0]])
+    layer = by_hand(Quadratic(lr=0.1, penalty_weight=0.5), [[1.0, 1.0], [0.5, -2.0]])
     value = Quadratic.ascend(layer, torch.ones(1, 2, 1).double(), torch.tensor([0]))
     v0, v1 = 1 + 3 * 0.5, 2 * 1 + 2
     assert abs(float(value) - (v0**2 - v1**2)) < EXACT
@@ -69,7 +69,7 @@ def test_trap_47_labels_push_up_and_all_others_down_by_hand() -> None:
 
 @pytest.mark.parametrize("penalty", ["l2", "l1"])
 def test_trap_47_the_step_is_that_of_the_paper_and_climbs(penalty: Any) -> None:
-    layer = class_layer(Quadratic(penalty, rate=1e-4, strength=0.3, reduction="sum"))
+    layer = class_layer(Quadratic(penalty, lr=1e-4, penalty_weight=0.3, reduction="sum"))
     pose = batch()
     votes = layer.votes(pose).dense().tolist()
     b = layer.coefficients["coefficient"].tolist()
@@ -103,7 +103,7 @@ import sys, torch
 from torchcaps.bench.memory import resident_peak
 from torchcaps.nn import DenseCapsules
 from torchcaps.routing import Quadratic
-layer = DenseCapsules(9216, 8, 10, 16, routing=Quadratic(rate=1e-6), streamed=True)
+layer = DenseCapsules(9216, 8, 10, 16, routing=Quadratic(lr=1e-6), streamed=True)
 pose, labels = torch.randn(4, 9216, 8), torch.arange(4)
 Quadratic.ascend(layer, pose[:1], labels[:1])
 before = resident_peak()
@@ -124,7 +124,7 @@ def test_trap_49_no_matrix_of_children_by_children(what: str, small: bool) -> No
 
 
 def test_trap_50_the_l1_step_leaves_zeros_to_the_quadratic_term() -> None:
-    layer = by_hand(Quadratic("l1", rate=0.1, strength=0.5), [[0.0, 1.0], [0.5, -2.0]])
+    layer = by_hand(Quadratic("l1", lr=0.1, penalty_weight=0.5), [[0.0, 1.0], [0.5, -2.0]])
     Quadratic.ascend(layer, torch.ones(1, 2, 1).double(), torch.tensor([0]))
     v0, v1 = 3 * 0.5, 2 * 1 + 2
     expected = [
@@ -138,7 +138,7 @@ def test_trap_50_the_l1_step_leaves_zeros_to_the_quadratic_term() -> None:
 @pytest.mark.parametrize("objective", ["sum", "capsule"])
 def test_adam_climbs_as_the_authors_code_does(penalty: Any, objective: Any) -> None:
     """Adam's steps against its definition, with the slope of the mean objective by autograd."""
-    layer, pose = class_layer(Quadratic(penalty, "adam", objective=objective, strength=0.2)), batch()
+    layer, pose = class_layer(Quadratic(penalty, "adam", objective=objective, penalty_weight=0.2)), batch()
     votes = layer.votes(pose).dense().detach()
     signs = torch.tensor(SIGNS, dtype=torch.float64)
 
@@ -171,7 +171,7 @@ def test_several_labels_an_image_all_push_up() -> None:
 def test_hidden_layers_follow_the_chain_rule(streamed: bool) -> None:
     """The step of a hidden layer against differences of F, through a squash, a convolution and a schedule."""
     torch.manual_seed(0)
-    routing = Quadratic(rate=1.0, strength=0.0, limit=math.inf)
+    routing = Quadratic(lr=1.0, penalty_weight=0.0, limit=math.inf)
     hidden = ConvCapsules(2, 4, 3, 4, 2, routing=routing, init=0.4, streamed=streamed)
     top = DenseCapsules(12, 4, 3, 4, routing=routing, init=0.4, streamed=streamed)
     model = CapsuleStack([hidden, top]).double()
@@ -199,7 +199,7 @@ def test_hidden_layers_follow_the_chain_rule(streamed: bool) -> None:
 
 
 def test_a_step_that_runs_away_is_refused_whole() -> None:
-    layer = class_layer(Quadratic(rate=1e6))
+    layer = class_layer(Quadratic(lr=1e6))
     before = layer.coefficients["coefficient"].clone()
     with pytest.raises(RoutingDivergence, match=r"ran away.*limit of 100.*lower rate"):
         Quadratic.ascend(layer, batch(), LABELS)
@@ -215,8 +215,8 @@ def test_nothing_of_a_model_changes_but_the_coefficients() -> None:
 
         def __init__(self) -> None:
             super().__init__()
-            self.top = DenseCapsules(12, 4, 3, 4, routing=Quadratic(rate=1e-3), init=0.4)
-            self.hidden = ConvCapsules(2, 4, 3, 4, 2, routing=Quadratic(rate=1e-3), init=0.4)
+            self.top = DenseCapsules(12, 4, 3, 4, routing=Quadratic(lr=1e-3), init=0.4)
+            self.hidden = ConvCapsules(2, 4, 3, 4, 2, routing=Quadratic(lr=1e-3), init=0.4)
             self.norm = nn.BatchNorm2d(1)
             self.primary = PrimaryCapsules(1, 2, 4, 2)
 
@@ -252,8 +252,8 @@ def test_wrapped_models_and_named_arguments() -> None:
 
 def test_a_hidden_layer_that_runs_away_leaves_the_class_layer_alone_too() -> None:
     torch.manual_seed(0)
-    hidden = DenseCapsules(5, 4, 4, 4, routing=Quadratic(rate=1e9), init=0.5)
-    top = DenseCapsules(4, 4, 3, 4, routing=Quadratic(rate=1e-3), init=0.5)
+    hidden = DenseCapsules(5, 4, 4, 4, routing=Quadratic(lr=1e9), init=0.5)
+    top = DenseCapsules(4, 4, 3, 4, routing=Quadratic(lr=1e-3), init=0.5)
     model = nn.Sequential(hidden, top)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with pytest.raises(RoutingDivergence, match=r"\|b\| = [0-9.e+]+, over the limit"):
@@ -266,7 +266,7 @@ def test_the_returned_objective_and_the_message_of_a_divergence() -> None:
     lengths = layer(pose).length()
     value = Quadratic.ascend(layer, pose, LABELS)
     assert abs(float((value - (torch.tensor(SIGNS) * lengths**2).sum()).detach())) < REFERENCE
-    wild = class_layer(Quadratic(rate=1e6))
+    wild = class_layer(Quadratic(lr=1e6))
     b, votes = wild.coefficients["coefficient"], wild.votes(pose).dense()
     total = torch.einsum("ij,kijd->kjd", b, votes)
     slope = 2 * torch.einsum("kj,kijd,kjd->ij", torch.tensor(SIGNS).double(), votes, total) / 6
@@ -279,7 +279,7 @@ def test_the_returned_objective_and_the_message_of_a_divergence() -> None:
 def test_adam_takes_the_mean_whatever_the_reduction() -> None:
     moved = []
     for reduction in ("mean", "sum"):
-        layer = class_layer(Quadratic(method="adam", reduction=reduction, strength=0.2))
+        layer = class_layer(Quadratic(method="adam", reduction=reduction, penalty_weight=0.2))
         Quadratic.ascend(layer, batch(), LABELS)
         Quadratic.ascend(layer, batch(), LABELS)
         moved.append(layer.coefficients["second_moment"])
@@ -288,7 +288,7 @@ def test_adam_takes_the_mean_whatever_the_reduction() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_adam_climbs_in_half_precision(dtype: torch.dtype) -> None:
-    layer = class_layer(Quadratic(method="adam", rate=0.05)).to(dtype)
+    layer = class_layer(Quadratic(method="adam", lr=0.05)).to(dtype)
     before = layer.coefficients["coefficient"].clone()
     for _ in range(300):
         Quadratic.ascend(layer, batch().to(dtype), LABELS)

@@ -1,10 +1,11 @@
 """Registry of named things: routings, models, data sets, analyses, papers."""
 
+import contextlib
 import difflib
 import fnmatch
 import importlib
 import pkgutil
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, Generic, TypeVar
 
 from torchcaps._core.validation import join_quoted
@@ -40,13 +41,17 @@ class Registry(Generic[T]):
         if self._package is None or self._discovering:
             return
         self._discovering = True  # modules may look up entries while they are imported
-        package = importlib.import_module(self._package)
-        for module in pkgutil.iter_modules(package.__path__):
-            importlib.import_module(f"{self._package}.{module.name}")
+        try:
+            package = importlib.import_module(self._package)
+            for module in pkgutil.iter_modules(package.__path__):
+                importlib.import_module(f"{self._package}.{module.name}")
+        except BaseException:
+            self._discovering = False
+            raise
 
-    def register(self, name: str, entry: T) -> None:
-        """Add an entry; a name can be registered once."""
-        if name in self._entries:
+    def register(self, name: str, entry: T, replace: Callable[[T, T], bool] | None = None) -> None:
+        """Add an entry; a name can be registered once, unless ``replace(old, new)`` permits a replacement."""
+        if name in self._entries and not (replace is not None and replace(self._entries[name], entry)):
             raise ValueError(f"a {self.kind} named {name!r} is already registered")
         self._entries[name] = entry
 
@@ -60,6 +65,20 @@ class Registry(Generic[T]):
         """Return the registered names, sorted; ``pattern`` filters them by shell wildcards (``"tsai2020_*"``)."""
         self.discover()
         return sorted(name for name in self._entries if pattern is None or fnmatch.fnmatch(name, pattern))
+
+    def values(self) -> tuple[T, ...]:
+        """Return all entries, sorted by name."""
+        return tuple(self._entries[name] for name in self.list())
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        """Context manager that removes entries registered inside it on exit; for tests."""
+        self.discover()
+        before = dict(self._entries)
+        try:
+            yield
+        finally:
+            self._entries = before
 
     def __contains__(self, name: object) -> bool:
         self.discover()

@@ -111,7 +111,7 @@ def coupling_maps(
             LayerCouplings(
                 name,
                 str(layer.routing),
-                layer.routing.couples or "",
+                layer.routing.coupling_axis or "",
                 None if first.entropy is None else torch.cat([p.entropy for p in pieces if p.entropy is not None]),
                 first.why_no_entropy,
                 None if first.maps is None else torch.cat([p.maps for p in pieces if p.maps is not None]),
@@ -179,7 +179,7 @@ class _Part:
 def _part(coupling: Tensor, layer: CapsuleLayer, children: Capsules, classes: Tensor | None, keep: int) -> _Part:
     """Make of the couplings ``[B, T, *L, I, J]`` of some images what is kept of them."""
     routing = layer.routing
-    wiring = layer.vote_parts(layer.enter(children))[-1]
+    wiring = layer.vote_inputs(layer.check_children(children))[-1]
     why_no_entropy = _why_no_entropy(routing, coupling)
     entropy = None
     if not why_no_entropy:
@@ -191,24 +191,24 @@ def _part(coupling: Tensor, layer: CapsuleLayer, children: Capsules, classes: Te
     if not why_no_maps:
         assert classes is not None
         types = children.pose.shape[-2]
-        competitors = coupling.shape[-1] if routing.couples == "parents" else coupling.shape[-2]
+        competitors = coupling.shape[-1] if routing.coupling_axis == "parents" else coupling.shape[-2]
         leak = int(getattr(routing, "leak", False) is True)
-        even = types / (competitors + leak) if routing.couples else 0.0
+        even = types / (competitors + leak) if routing.coupling_axis else 0.0
         maps = _maps(coupling, wiring, grid, types, classes).cpu()
     return _Part(entropy, why_no_entropy, maps, why_no_maps, even, coupling[:keep].cpu(), wiring, grid)
 
 
 def _why_no_entropy(routing: Routing, coupling: Tensor) -> str:
-    if routing.couples is None:
+    if routing.coupling_axis is None:
         return f"couplings of {type(routing).__name__} are free: any sign and any sum, so they have no entropy"
-    n = coupling.shape[-1 if routing.couples == "parents" else -2]
-    return "" if n > 1 else f"there is but one of the {routing.couples}, so nobody competes"
+    n = coupling.shape[-1 if routing.coupling_axis == "parents" else -2]
+    return "" if n > 1 else f"there is but one of the {routing.coupling_axis}, so nobody competes"
 
 
 def _why_no_maps(routing: Routing, wiring: Wiring, grid: tuple[int, ...], classes: Tensor | None) -> str:
     if classes is None:
         return "its parents are no classes"
-    if wiring.slots == "type":
+    if wiring.slot_kind == "type":
         return f"{type(routing).__name__} couples whole child channels, not places"
     if len(grid) != 2 or grid == (1, 1):
         return "its children stand on no grid"
@@ -221,10 +221,10 @@ def spread(coupling: Tensor, routing: Routing, wiring: Wiring) -> Tensor:
     Shapes:
         ``[B, *L, I, J] -> [B, n]``
     """
-    if routing.couples == "children":
+    if routing.coupling_axis == "children":
         return coupling_entropy(coupling, -2).flatten(1)
     index = wiring.index(coupling.device)
-    if wiring.slots == "type":
+    if wiring.slot_kind == "type":
         index = index.amax(-1)  # a slot is there where it reads one child or more
     index = index.flatten()
     if wiring.competition == "local" or wiring.grid is None:

@@ -133,7 +133,7 @@ def _measure(routing: Routing, capsules: Capsules) -> tuple[str, str]:
         return "activation", ""
     if routing.presence is not None:
         return {"length": "length", "normalized": "length / sqrt(D)"}[routing.presence], ""
-    if routing.couples == "parents":
+    if routing.coupling_axis == "parents":
         return "couplings received", ""
     return "", f"{type(routing).__name__} says nothing of presence, and its parents don't compete for couplings"
 

@@ -162,9 +162,9 @@ def _logits(trace: Trace, routing: Routing, name: str) -> tuple[list[Tensor], st
     logits = [value for value in trace.logits if value is not None]
     if len(logits) == len(trace.states) and all(state.coupling is not None for state in trace.states):
         return logits, "logits"
-    if routing.couples is None or any(state.coupling is None for state in trace.states):
+    if routing.coupling_axis is None or any(state.coupling is None for state in trace.states):
         raise ValueError(f"layer {name!r} has {type(routing).__name__} routing, which shows no logits that change")
-    local = routing.couples == "parents" and routing.competition == "local"
+    local = routing.coupling_axis == "parents" and routing.competition == "local"
     values = []
     for state in trace.states:
         assert state.coupling is not None

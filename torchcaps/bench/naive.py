@@ -41,7 +41,7 @@ def _maker(layer: CapsuleLayer) -> Callable[..., Votes]:
     contracted = isinstance(layer.routing, InvertedAttention) and not layer.routing.activations
 
     def make_votes(children: Capsules, couplings: bool = False) -> Votes:
-        parts = layer.vote_parts(children)
+        parts = layer.vote_inputs(children)
         return ContractedVotes(*parts) if contracted else explicit_votes(*parts)
 
     return make_votes
@@ -51,11 +51,11 @@ def explicit_votes(pose: Tensor, weight: Tensor, bias: Tensor | None, rows: int,
     """Return votes that are stored, made by a broadcast matrix product, or by a grouped convolution."""
     if weight.dim() != 4:
         raise ValueError("the usual way is written for matrices that all places share")
-    if wiring.slots == "type" and wiring.grid is not None and rows == 1:
+    if wiring.slot_kind == "type" and wiring.grid is not None and rows == 1:
         votes = _grouped(pose, weight, wiring)
     else:
         slots = wiring.gather(pose)  # [B, *L, I, K], or one more axis for the window
-        slots = slots if wiring.slots == "capsule" else slots.flatten(-2)
+        slots = slots if wiring.slot_kind == "capsule" else slots.flatten(-2)
         matrix = weight.permute(2, 0, 3, 1).contiguous()  # [J, I, Y, X]
         children = slots.flatten(1, -3) if wiring.grid is not None else slots.unsqueeze(1)  # [B, L, I, K]
         matrices = children.unflatten(-1, (rows, -1)).unsqueeze(2)  # [B, L, 1, I, A, X]
@@ -83,7 +83,7 @@ class ContractedVotes(Votes):
     def __init__(self, pose: Tensor, weight: Tensor, bias: Tensor | None, rows: int, wiring: Wiring) -> None:
         n_parents, outs = weight.shape[-2:]
         super().__init__(wiring, (pose.shape[0], *wiring.sites, wiring.n_slots, n_parents, rows * outs))
-        if bias is not None or weight.dim() != 4 or wiring.slots != "capsule":
+        if bias is not None or weight.dim() != 4 or wiring.slot_kind != "capsule":
             raise ValueError("the einsums of inverted attention are for matrices that all places share, without a bias")
         self._slots = wiring.gather(pose).unflatten(-1, (rows, -1)).flatten(0, -4)  # [S, I, A, X]
         self._weight, self._rows = weight, rows

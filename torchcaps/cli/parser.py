@@ -13,7 +13,7 @@ from jsonargparse import ArgumentParser, set_parsing_settings
 
 from torchcaps.models.schedules import LRSchedule
 from torchcaps.routing import Routing
-from torchcaps.routing.base import REGISTRY
+from torchcaps.routing.base import ROUTINGS
 
 __all__ = ["Parser", "add_fields", "described", "kind_of"]
 
@@ -90,7 +90,7 @@ def add_fields(
         flag = f"--{renamed.get(field.name, field.name)}"
         text = described(type(spec), field.name)
         if routing:
-            text = f"{', '.join(sorted(REGISTRY))}, or an import path; its fields are {flag}.FIELD. {text}"
+            text = f"{', '.join(ROUTINGS.list())}, or an import path; its fields are {flag}.FIELD. {text}"
         group.add_argument(flag, type=kind, default=default, help=text)
 
 

@@ -14,7 +14,7 @@ from torchcaps._core.registry import check_name, import_object
 from torchcaps.cli.parser import Parser
 from torchcaps.models import schedules
 from torchcaps.models.schedules import LRSchedule
-from torchcaps.routing.base import REGISTRY as ROUTINGS
+from torchcaps.routing.base import ROUTINGS
 
 __all__ = ["Flags", "flag_words", "free_words"]
 
@@ -137,7 +137,7 @@ def _choice_class(flag: str, name: str) -> str:
         return name
     if flag == "--routing":
         classes = {cls.__name__: cls for cls in ROUTINGS.values()}
-        cls = classes[name] if name in classes else ROUTINGS[check_name(name, ROUTINGS, "routing")]
+        cls = classes[name] if name in classes else ROUTINGS.get(name)
     else:
         known = {cls: getattr(schedules, cls) for cls in schedules.__all__ if cls != LRSchedule.__name__}
         plain = {cls.lower(): cls for cls in known}

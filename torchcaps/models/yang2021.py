@@ -77,7 +77,7 @@ class Yang2021(CapsuleSpec):
         if self.penalty is not None:
             routing = replace(routing, penalty=self.penalty)
         if self.official and self.default_routing:
-            return replace(routing, method="adam", initial=1.0, rate=1e-4, strength=1e-5, objective="capsule")
+            return replace(routing, method="adam", initial=1.0, lr=1e-4, penalty_weight=1e-5, objective="capsule")
         return routing
 
     def network(self) -> CapsuleNetwork:

@@ -1,4 +1,4 @@
-"""Capsule layers and what stands around them."""
+"""Capsule layers, primary capsules, activations, decoder and layer stacks."""
 
 from torchcaps.nn.activations import CapsuleActivation, ExpSquash, Squash, exp_squash, length, squash
 from torchcaps.nn.decoder import Decoder

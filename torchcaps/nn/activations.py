@@ -1,4 +1,4 @@
-"""The nonlinearities of capsules as modules, and by name."""
+"""Capsule nonlinearities as modules, and a factory that builds them by name."""
 
 from typing import Literal
 
@@ -30,7 +30,7 @@ class Squash(nn.Module):
 
 
 class ExpSquash(nn.Module):
-    """`exp_squash` as a module: Chen 2019, eq. 4."""
+    """`exp_squash` as a module: Chen 2019."""
 
     def forward(self, pose: Tensor) -> Tensor:
         """Squash poses ``[..., D]``."""
@@ -38,10 +38,12 @@ class ExpSquash(nn.Module):
 
 
 class CapsuleActivation(nn.Module):
-    """An affine map of each capsule type's own, then tanh: Choi 2019, eq. 8. ``u_n = tanh(K_n s_n + k_n)``.
+    """Capsule activation, an affine map per capsule type followed by tanh: Choi 2019, eq. 9.
+
+    ``u_n = tanh(K_n s_n + k_n)``
 
     Args:
-        types: capsule types, ``N``.
+        types: number of capsule types, ``N``.
         dim: pose size, ``D``.
 
     Shapes:
@@ -56,7 +58,7 @@ class CapsuleActivation(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw as Keras does: Glorot uniform, biases 0."""
+        """Initialise as Keras does: Glorot uniform, zero offset."""
         bound = (3 / self.matrix.shape[-1]) ** 0.5
         self.matrix.uniform_(-bound, bound)
         self.offset.zero_()
@@ -67,7 +69,7 @@ class CapsuleActivation(nn.Module):
 
 
 def make_activation(name: ActivationName | nn.Module, types: int, dim: int) -> nn.Module:
-    """Return the module of that name for capsules of so many types and that size; a module is returned as it is."""
+    """Return the activation module of a name for ``types`` capsule types of size ``dim``; pass modules through."""
     if isinstance(name, nn.Module):
         return name
     if name == "squash":

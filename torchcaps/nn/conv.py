@@ -1,4 +1,4 @@
-"""A convolution that is quick for a single image too."""
+"""2-D convolution with a fast path for small batches."""
 
 import torch
 import torch.nn.functional as F
@@ -10,19 +10,19 @@ FEW_IMAGES, MANY_WEIGHTS = 4, 2**20  # where the product below is faster than a 
 
 
 class Convolution(nn.Conv2d):
-    """``nn.Conv2d`` without padding; a few images with many weights are convolved by one product with all windows.
+    """``nn.Conv2d`` without padding; small batches with many weights are computed as one matrix product of all windows.
 
-    A convolution copies its weights into a layout of its own each time, which for one image of Sabour 2017 is half of
-    all that it does; the product reads them once and as they are.
+    torch's convolution reorders its weights at every call, which for one image of Sabour 2017 takes half of the time;
+    the matrix product reads them in place.
 
     Attributes:
-        plain: never do so.
+        plain: if True, always use torch's convolution.
     """
 
     plain = False
 
     def forward(self, input: Tensor) -> Tensor:
-        """Convolve."""
+        """Return the convolution of ``input``."""
         if self.plain or not self._few_images(input):
             return super().forward(input)
         (k0, k1), (s0, s1) = self.kernel_size, self.stride

@@ -1,4 +1,4 @@
-"""From class capsules back to the image, for reconstruction as a regulariser and for looking."""
+"""Decoder: reconstructs the image from class capsules, as a regulariser and for visualisation."""
 
 import math
 from collections.abc import Sequence
@@ -16,18 +16,18 @@ __all__ = ["Decoder"]
 
 
 class Decoder(nn.Module):
-    """Decode the image from one class capsule, all others set to zero: Sabour 2017, section 4.1.
+    """Reconstruct the image from one class capsule, with all others masked to zero: Sabour 2017, section 4.1.
 
-    The first layer sees all capsules, zeros included, and so knows which class it decodes.
+    The first layer receives all capsules including the masked ones, so the position encodes the class.
 
     Args:
         parents, dim: number and pose size of the class capsules.
-        image: ``(channels, height, width)`` of what is decoded.
-        hidden: widths of the ReLU layers: (512, 1024) in Sabour 2017, (512, 512) in Choi 2019.
+        image: ``(channels, height, width)`` of the reconstruction.
+        hidden: widths of the hidden ReLU layers: (512, 1024) in Sabour 2017, (512, 512) in Choi 2019.
 
     Shapes:
-        capsules ``[B, J, D]``; labels ``[B]`` gives ``[B, C, H, W]``. Labels ``[B, K]``, ``K`` classes for each
-        image, give ``[B, K, C, H, W]``: one decode for each (MultiMNIST), with the same weights.
+        capsules ``[B, J, D]``; labels ``[B]`` gives ``[B, C, H, W]``. Labels ``[B, K]``, ``K`` classes per
+        image, give ``[B, K, C, H, W]``: one reconstruction each (MultiMNIST), with the same weights.
 
     >>> import torch
     >>> decoder = Decoder(10, 16, (1, 36, 36))
@@ -41,7 +41,7 @@ class Decoder(nn.Module):
         if not isinstance(image, Sequence) or len(image) != 3:
             raise ValueError(f"image must be (channels, height, width), got {image}")
         if not isinstance(hidden, Sequence):
-            raise TypeError(f"hidden must be the widths of the layers, such as (512, 1024), got {hidden!r}")
+            raise TypeError(f"hidden must be a sequence of layer widths such as (512, 1024), got {hidden!r}")
         self.image = tuple(as_count(size, "image") for size in image)
         widths = [parents * dim, *(as_count(width, "hidden") for width in hidden)]
         layers: list[nn.Module] = []
@@ -50,14 +50,14 @@ class Decoder(nn.Module):
         self.layers = nn.Sequential(*layers, nn.Linear(widths[-1], math.prod(self.image)), nn.Sigmoid())
 
     def forward(self, capsules: Capsules | Tensor, labels: Tensor | None = None, top: int | None = None) -> Tensor:
-        """Decode the classes that the labels name; without labels, those of the most active capsules.
+        """Reconstruct the images of the labelled classes; without labels, of the most active ones.
 
         Args:
             capsules: the class capsules.
-            labels: which to keep: in training always the true ones, so that a wrong prediction is not rewarded
-                for reconstructing well.
-            top: without labels: decode the so many most active, each by itself, ``[B, top, C, H, W]``; by default
-                the most active alone, ``[B, C, H, W]``.
+            labels: class indices of the capsules to keep. In training always the true ones, so that a wrong prediction
+                is not rewarded for a good reconstruction.
+            top: if there are no labels, number of most active classes to reconstruct, each on its own:
+                ``[B, top, C, H, W]``. Default: the most active one, ``[B, C, H, W]``.
         """
         classes = as_capsules(capsules)
         shape = classes.pose.shape
@@ -70,13 +70,13 @@ class Decoder(nn.Module):
         if labels is None:
             labels = self.predict(classes, top)
         elif top is not None:
-            raise ValueError("top says how many predictions to decode, so it can't be given beside labels")
+            raise ValueError("top is the number of predictions to reconstruct and can't be combined with labels")
         else:
             labels = check_class_indices(labels, self.parents)
-            _refuse_multi_hot(labels, self.parents)
+            _check_not_multi_hot(labels, self.parents)
             if labels.dim() not in (1, 2) or labels.shape[0] != pose.shape[0]:
                 raise ValueError(
-                    f"labels must be [B] or [B, K] class numbers for {pose.shape[0]} images, got {list(labels.shape)}"
+                    f"labels must be class indices [B] or [B, K] for {pose.shape[0]} images, got {list(labels.shape)}"
                 )
         masked = self.mask(pose.to(next(self.parameters()).dtype), labels)
         return self.layers(masked.flatten(-2)).unflatten(-1, self.image)
@@ -84,30 +84,30 @@ class Decoder(nn.Module):
     def predict(self, capsules: Capsules | Tensor, top: int | None = None) -> Tensor:
         """Return the most active class ``[B]``, or the ``top`` most active ``[B, top]``.
 
-        By activation where capsules have one (Hinton 2018), by length otherwise (Sabour 2017).
+        Measured by activation if the capsules have one (Hinton 2018), otherwise by length (Sabour 2017).
         """
         classes = as_capsules(capsules).flatten()
         activity = classes.length() if classes.activation is None else classes.activation
         if top is None:
             return activity.argmax(-1)
         if not 1 <= as_count(top, "top") <= self.parents:
-            raise ValueError(f"top must lie in 1..{self.parents}, got {top}")
+            raise ValueError(f"top must be in 1..{self.parents}, got {top}")
         return activity.topk(top, dim=-1).indices
 
     def mask(self, pose: Tensor, labels: Tensor) -> Tensor:
-        """Keep the labelled capsule of each image, the others zero: ``[B, J, D] -> [B, (K,) J, D]``."""
+        """Set all but the labelled capsule of each image to zero: ``[B, J, D] -> [B, (K,) J, D]``."""
         kept = labels.unsqueeze(-1) == torch.arange(self.parents, device=pose.device)  # [B, (K,) J]
         if labels.dim() == 2:
             pose = pose.unsqueeze(1)
         return torch.where(kept.unsqueeze(-1), pose, 0)
 
 
-def _refuse_multi_hot(labels: Tensor, n_classes: int) -> None:
-    """Raise where labels look like a one for each class of an image: here they are the numbers of classes."""
+def _check_not_multi_hot(labels: Tensor, n_classes: int) -> None:
+    """Raise a ValueError if labels are multi-hot rows, which would be read as class indices 0 and 1."""
     if torch.compiler.is_compiling() or labels.dim() != 2 or labels.shape[1] != n_classes or n_classes < 3:
         return
     if not labels.is_meta and labels.numel() and bool(((labels == 0) | (labels == 1)).all()):
         raise ValueError(
-            "labels must be the numbers of the classes to decode, [B] or [B, K], got zeros and ones for each of the "
+            "labels must be the indices of the classes to reconstruct, [B] or [B, K], got multi-hot rows of "
             f"{n_classes} classes"
         )

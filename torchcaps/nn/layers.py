@@ -1,8 +1,8 @@
-"""The two capsule layers: every child votes for every parent, or for the parents of the windows it lies in."""
+"""Capsule layers: fully connected (`DenseCapsules`) and convolutional (`ConvCapsules`)."""
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Literal, overload
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchcaps._core.validation import check_finite, check_non_negative
 from torchcaps.capsules import Capsules, as_capsules, disable_autocast
 from torchcaps.nn.sizes import Pair, as_count, as_padding, as_pair, as_rows, resolve_padding
-from torchcaps.routing.base import Geometry, Routing, Trace, as_routing, iterate
+from torchcaps.routing.base import Geometry, Routing, Trace, as_routing, run_routing
 from torchcaps.votes import DenseVotes, StreamedVotes, Votes, Wiring, cpu
 from torchcaps.votes.dispatch import assumed_batch
 
@@ -28,7 +28,7 @@ Init = float | Callable[[Tensor], object] | None
 
 
 class Coefficients(nn.Module):
-    """The tensors that a routing owns in a layer: parameters where gradient descent moves them, else buffers."""
+    """The tensors that a routing adds to a layer: parameters if learned, otherwise buffers."""
 
     def __init__(self, routing: Routing, geometry: Geometry) -> None:
         super().__init__()
@@ -45,15 +45,15 @@ class Coefficients(nn.Module):
         return getattr(self, name)
 
     def named(self) -> dict[str, Tensor]:
-        """Return all of them by name: what a routing's step is given."""
+        """Return all tensors by name, as `Routing.step` takes them."""
         return {name: self[name] for name in self._names}
 
 
 class CapsuleLayer(nn.Module, ABC):
-    """What the two layers share: weights, the routing's coefficients, and votes that are stored or streamed.
+    """Base class of capsule layers: weights, the routing's coefficients, and stored or streamed votes.
 
-    Under autocast a layer works in the dtype of its weights: routing is a fixed-point iteration, whose sums and
-    exponentials half precision would bend.
+    Under autocast a layer computes in the dtype of its weights: routing is a fixed-point iteration, and half precision
+    would distort its sums and exponentials.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class CapsuleLayer(nn.Module, ABC):
         if not isinstance(streamed, bool) and (not isinstance(streamed, str) or streamed != "auto"):
             raise ValueError(f"streamed must be True, False or 'auto', got {streamed!r}")
         if not (init is None or callable(init) or (isinstance(init, int | float) and 0 <= init < math.inf)):
-            raise ValueError(f"init must be a standard deviation of 0 or more, or a function, got {init!r}")
+            raise ValueError(f"init must be a standard deviation of at least 0 or a function, got {init!r}")
         routing.check(geometry)
         self.routing = routing
         self.geometry = geometry
@@ -82,9 +82,9 @@ class CapsuleLayer(nn.Module, ABC):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw weights and coefficients anew, as the routing's paper or its code does; vote biases start at 0.
+        """Initialise weights and coefficients as in the routing's paper or code; vote biases are 0.
 
-        On the meta device there is nothing to draw, and torch would load its compiler to do so.
+        No-op on the meta device, where there are no values and torch would load its compiler.
         """
         if self.weight.is_meta:
             return
@@ -99,15 +99,15 @@ class CapsuleLayer(nn.Module, ABC):
         for name, coefficient in self.routing.coefficients(self.geometry).items():
             coefficient.fill(self.coefficients[name])
 
-    # What the two layers differ in -------------------------------------------------------------------------
+    # Implemented by the two layers -----------------------------------------------------------------------------
 
     @abstractmethod
-    def _enter(self, children: Capsules) -> Capsules:
-        """Check the children's shape at the door; return them as this layer wants them."""
+    def _check_shape(self, children: Capsules) -> Capsules:
+        """Check the shape of the input; return it in the layout of this layer."""
 
     @abstractmethod
     def _wiring(self, children: Capsules) -> Wiring:
-        """Wire these children."""
+        """Return the wiring for this input."""
 
     def _slot_weight(self, wiring: Wiring) -> Tensor:
         """Return the weight of each slot, ``[I, X, J, Y]`` or ``[*L, I, X, J, Y]``."""
@@ -115,9 +115,9 @@ class CapsuleLayer(nn.Module, ABC):
 
     # ---------------------------------------------------------------------------------------------------------
 
-    def enter(self, capsules: Capsules | Tensor) -> Capsules:
-        """Check children at the door: shapes, NaN. Return them in the dtype of the layer's weights."""
-        children = self._enter(as_capsules(capsules))
+    def check_children(self, capsules: Capsules | Tensor) -> Capsules:
+        """Check the input (shapes, non-finite and negative values); return it in the dtype of the layer's weights."""
+        children = self._check_shape(as_capsules(capsules))
         check_finite(children.pose, "capsules.pose")
         check_finite(children.activation, "capsules.activation")
         check_non_negative(children.activation, "capsules.activation")
@@ -126,25 +126,25 @@ class CapsuleLayer(nn.Module, ABC):
         return Capsules(children.pose.to(dtype), activation)
 
     def votes(self, capsules: Capsules | Tensor) -> Votes:
-        """Return the votes of these children; ``.dense()`` of it is the tensor ``[B, *L, I, J, D]``."""
-        children = self.enter(capsules)
+        """Return the votes of an input; its method ``dense()`` returns the tensor ``[B, *L, I, J, D]``."""
+        children = self.check_children(capsules)
         with disable_autocast(children.pose):
             return self.make_votes(children)
 
     def make_votes(self, children: Capsules, couplings: bool = False) -> Votes:
-        """Return the votes of children that have come through `enter`.
+        """Return the votes of checked children (see `check_children`).
 
         Args:
             children: the children.
-            couplings: whether the couplings are wanted, as in a trace: routing need not make them otherwise.
+            couplings: whether the couplings are needed, as in a trace; otherwise routing may not compute them.
         """
-        arguments = self.vote_parts(children)
+        arguments = self.vote_inputs(children)
         if self._streams(arguments[0], arguments[-1]):
             return StreamedVotes(*arguments, couplings=couplings)
         return DenseVotes.make(*arguments)
 
-    def vote_parts(self, children: Capsules) -> tuple[Tensor, Tensor, Tensor | None, int, Wiring]:
-        """Return what votes are made of: children after dropout, the weight of each slot, bias, rows, wiring."""
+    def vote_inputs(self, children: Capsules) -> tuple[Tensor, Tensor, Tensor | None, int, Wiring]:
+        """Return the arguments of the votes: children after dropout, weight of each slot, bias, rows, wiring."""
         wiring = self._wiring(children)
         pose = children.pose
         if self.routing.dropout and self.training:
@@ -179,24 +179,22 @@ class CapsuleLayer(nn.Module, ABC):
         n_votes = lanes * wiring.n_slots * self.geometry.parents * self.geometry.dim
         return self.streams(n_votes * pose.element_size(), lanes)
 
-    def p(self) -> Mapping[str, Tensor]:
-        """Return the routing's coefficients by name."""
-        return self.coefficients.named()
-
     @overload
     def forward(self, capsules: Capsules | Tensor, trace: Literal[False] = False) -> Capsules: ...
     @overload
     def forward(self, capsules: Capsules | Tensor, trace: Literal[True]) -> tuple[Capsules, Trace]: ...
     def forward(self, capsules: Capsules | Tensor, trace: bool = False) -> Capsules | tuple[Capsules, Trace]:
-        """Route children to parents; with ``trace`` return the states of every iteration as well."""
-        children = self.enter(capsules)
+        """Route children to parents; if ``trace`` is True, also return the states of every iteration."""
+        children = self.check_children(capsules)
         with disable_autocast(children.pose):
-            parents, states = iterate(self.routing, self.p(), self.make_votes(children, trace), children, trace)
+            parents, states = run_routing(
+                self.routing, self.coefficients.named(), self.make_votes(children, trace), children, trace
+            )
         return (parents, states) if trace else parents
 
 
 class DenseCapsules(CapsuleLayer):
-    """A fully-connected capsule layer: every child votes for every parent, with a matrix for each pair.
+    """Fully-connected capsule layer: every child votes for every parent, with a matrix per pair.
 
     Args:
         children: number of child capsules, ``I``.
@@ -204,11 +202,12 @@ class DenseCapsules(CapsuleLayer):
         parents: number of parent capsules, ``J``.
         parent_dim: their pose size, ``D``.
         routing: the algorithm, or its name.
-        pose: ``"vector"``: ``v = W p``. ``"matrix"``: poses are square matrices and ``V = P W``. A number: poses
-            are matrices of so many rows, which the transform keeps (Chen 2019).
-        streamed: ``False`` stores the votes, ``True`` never does, ``"auto"`` decides by their size.
-        init: standard deviation of the matrices at first, or a function that fills them; by default as the
-            routing's paper has it.
+        pose: ``"vector"``: ``v = W p``. ``"matrix"``: poses are square matrices and ``V = P W``. An int: poses are
+            matrices with that number of rows, which the transform preserves (Chen 2019).
+        streamed: ``False`` stores the votes, ``True`` recomputes them in chunks, ``"auto"`` chooses by their size (see
+            `torchcaps.votes.dispatch`).
+        init: initial standard deviation of the matrices, or a function that fills them in place; default: as in the
+            routing's paper.
 
     Shapes:
         pose ``[B, I, K]`` or ``[B, *G, N, K]`` with ``I`` capsules in all ``-> [B, J, D]``
@@ -240,15 +239,15 @@ class DenseCapsules(CapsuleLayer):
         weight_size = (children, columns, parents, parent_dim // rows)
         super().__init__(as_routing(routing), geometry, weight_size, streamed, init)
 
-    def _enter(self, children: Capsules) -> Capsules:
+    def _check_shape(self, children: Capsules) -> Capsules:
         shape = children.pose.shape
-        wanted = f"[B, {self.geometry.types}, {self.geometry.child_dim}]"
+        expected = f"[B, {self.geometry.types}, {self.geometry.child_dim}]"
         if len(shape) not in (3, 5):
-            raise ValueError(f"capsules.pose must be {wanted}, or on a grid [B, H, W, N, K], got {list(shape)}")
+            raise ValueError(f"capsules.pose must be {expected}, or on a grid [B, H, W, N, K], got {list(shape)}")
         children = children.flatten()
         if children.pose.shape[1:] != (self.geometry.types, self.geometry.child_dim):
             raise ValueError(
-                f"capsules.pose must be {wanted}: {self.geometry.types} children of size {self.geometry.child_dim}, "
+                f"capsules.pose must be {expected}: {self.geometry.types} children of size {self.geometry.child_dim}, "
                 f"got {list(shape)}: {children.pose.shape[1]} of size {shape[-1]}"
             )
         return children
@@ -257,27 +256,27 @@ class DenseCapsules(CapsuleLayer):
         return self.routing.wire(self.geometry.types)
 
     def extra_repr(self) -> str:
-        """Say the sizes."""
+        """Return the sizes for ``repr``."""
         g = self.geometry
         sizes = f"{g.types} x {g.child_dim} -> {g.parents} x {g.dim}, rows={g.rows}"
         return f"{sizes}, {self.routing}, streamed={self.streamed}"
 
 
 class ConvCapsules(CapsuleLayer):
-    """A convolutional capsule layer: the parents at each place take the votes of a window of children.
+    """Convolutional capsule layer: the parents at each position receive the votes of a window of children.
 
     Args:
-        child_types: child capsules at each place, ``N``.
+        child_types: number of child capsules per position, ``N``.
         child_dim: their pose size, ``K``.
-        parent_types: parent capsules at each place, ``J``.
+        parent_types: number of parent capsules per position, ``J``.
         parent_dim: their pose size, ``D``.
-        kernel_size, stride: of the window.
-        padding: places of zeros around the grid, or ``"same"``: TensorFlow's SAME, which puts an odd one behind.
+        kernel_size, stride: size and stride of the window.
+        padding: zero padding of the grid, or ``"same"``: TensorFlow's SAME, which pads an odd row at the end.
         routing, pose, streamed, init: as in `DenseCapsules`.
-        weights: which votes share a matrix. ``"kernel"``: one for each cell of the window, at all places the
-            same, as in any convolution. ``"position"``: one for each cell at every place. ``"type"``: one for
-            each child type, in all cells the same (the class layer of EM routing).
-        grid: the children's grid ``(H, W)``. Needed where something is kept for every place: the couplings of
+        weights: sharing of the matrices. ``"kernel"``: one per cell of the window, shared by all positions, as in any
+            convolution. ``"position"``: one per cell and position. ``"type"``: one per child type, shared by all cells
+            (the class layer of EM routing).
+        grid: the children's grid ``(H, W)``. Required if there are parameters for every position: the couplings of
             `Trainable`, or ``weights="position"``.
 
     Shapes:
@@ -321,7 +320,7 @@ class ConvCapsules(CapsuleLayer):
         self.weights = weights
         sites = None if self.grid is None else self._wire(self.grid, child_types, routing).sites
         cells = self.kernel_size[0] * self.kernel_size[1]
-        by_type = routing.slots == "type"
+        by_type = routing.slot_kind == "type"
         geometry = Geometry(
             slots=child_types if by_type else cells * child_types,
             parents=parent_types,
@@ -330,7 +329,7 @@ class ConvCapsules(CapsuleLayer):
             columns=child_dim // rows * (cells if by_type else 1),
             types=child_types,
             child_dim=child_dim,
-            reads=cells if by_type else 1,
+            children_per_slot=cells if by_type else 1,
             sites=sites,
         )
         weight_size = (geometry.slots, geometry.columns, parent_types, parent_dim // rows)
@@ -338,7 +337,7 @@ class ConvCapsules(CapsuleLayer):
             weight_size = (child_types, child_dim // rows, *weight_size[2:])
         elif weights == "position":
             if sites is None:
-                raise ValueError("grid must be given with weights='position': it says how many places there are")
+                raise ValueError("grid must be given with weights='position': it determines the number of positions")
             weight_size = (*sites, *weight_size)
         super().__init__(routing, geometry, weight_size, streamed, init)
 
@@ -346,7 +345,7 @@ class ConvCapsules(CapsuleLayer):
         padding = resolve_padding(self.padding, grid, self.kernel_size, self.stride)
         return routing.wire(types, grid=grid, kernel=self.kernel_size, stride=self.stride, padding=padding)
 
-    def _enter(self, children: Capsules) -> Capsules:
+    def _check_shape(self, children: Capsules) -> Capsules:
         shape, geometry = children.pose.shape, self.geometry
         if len(shape) != 5:
             raise ValueError(
@@ -354,7 +353,7 @@ class ConvCapsules(CapsuleLayer):
             )
         if shape[3:] != (geometry.types, geometry.child_dim):
             raise ValueError(
-                f"capsules.pose must have {geometry.types} child types of size {geometry.child_dim} at each place, "
+                f"capsules.pose must have {geometry.types} child types of size {geometry.child_dim} per position, "
                 f"got {list(shape)}: {shape[3]} of size {shape[4]}"
             )
         if self.grid is not None and shape[1:3] != self.grid:
@@ -370,12 +369,12 @@ class ConvCapsules(CapsuleLayer):
     def _slot_weight(self, wiring: Wiring) -> Tensor:
         if self.weights != "type":
             return self.weight
-        if self.routing.slots == "type":
+        if self.routing.slot_kind == "type":
             return self.weight.repeat(1, wiring.cells, 1, 1)
         return self.weight.repeat(wiring.cells, 1, 1, 1)
 
     def extra_repr(self) -> str:
-        """Say the sizes."""
+        """Return the sizes for ``repr``."""
         g = self.geometry
         parts = [f"{g.types} x {g.child_dim} -> {g.parents} x {g.dim}", f"kernel_size={self.kernel_size}"]
         parts += [f"stride={self.stride}", f"padding={self.padding!r}", f"rows={g.rows}", str(self.routing)]

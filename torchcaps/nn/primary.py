@@ -1,4 +1,4 @@
-"""The first capsules: a convolution whose channels are read as poses."""
+"""Primary capsules: a convolution whose channels are grouped into poses."""
 
 import math
 from typing import Literal
@@ -16,24 +16,24 @@ __all__ = ["PrimaryCapsules"]
 
 
 class PrimaryCapsules(nn.Module):
-    """Primary capsules: Sabour 2017, section 4. A capsule is ``dim`` *consecutive channels at one place*.
+    """Primary capsules: Sabour 2017, section 4. A capsule is ``dim`` *consecutive channels at one position*.
 
-    Channel ``type * dim + number`` of the convolution is that number of that capsule type; reading poses off the
-    memory of a channels-first tensor instead, as popular code does, mixes neighbouring places.
+    Channel ``type * dim + d`` of the convolution is element ``d`` of that capsule type. Popular code reshapes the
+    channels-first tensor instead, which mixes neighbouring positions.
 
     Args:
-        in_channels: channels of the features.
-        types, dim: capsule types at each place, and their pose size.
-        kernel_size, stride: of the convolution.
-        padding: a number, a pair, or ``"same"`` as TensorFlow has it.
-        bias: of the convolution (Tsai 2020: none).
-        relu: a ReLU on the channels before they are read as capsules (Choi 2019, Chen 2019).
+        in_channels: number of input channels.
+        types, dim: number of capsule types per position, and their pose size.
+        kernel_size, stride: kernel size and stride of the convolution.
+        padding: an int, a pair, or ``"same"`` with the convention of TensorFlow.
+        bias: whether the convolution has a bias (not in Tsai 2020).
+        relu: apply a ReLU to the channels before grouping (Choi 2019, Chen 2019).
         activation: ``"squash"`` (Sabour 2017), ``"exp_squash"`` (Chen 2019), ``"layer_norm"`` with a learned
-            gain (Tsai 2020), ``"capsule"``: an affine map for each type, then tanh (Choi 2019), ``"none"``
+            gain (Tsai 2020), ``"capsule"``: an affine map per type, then tanh (Choi 2019), ``"none"``
             (Hinton 2018), or a module.
-        scale: of the features, before the convolution: ``s = scale W x + b``. The authors' code of Sabour 2017 routes
-            the one input to all types alike, which makes it ``1 / types``.
-        activations: give each capsule an activation: a second convolution and a sigmoid (Hinton 2018).
+        scale: factor of the input: ``s = scale W x + b``. The authors' code of Sabour 2017 routes the single input
+            equally to all types, which amounts to ``1 / types``.
+        activations: also compute an activation per capsule by a second convolution and a sigmoid (Hinton 2018).
 
     Shapes:
         ``[B, C, H, W] ->`` pose ``[B, H', W', types, dim]``, activation ``[B, H', W', types]`` or ``None``
@@ -63,7 +63,7 @@ class PrimaryCapsules(nn.Module):
         self.padding: Pair | Literal["same"] = as_padding(padding)
         self.relu = relu
         if isinstance(scale, bool) or not isinstance(scale, int | float) or not 0 < scale < math.inf:
-            raise ValueError(f"scale must be a number over 0, got {scale!r}")
+            raise ValueError(f"scale must be greater than 0 and finite, got {scale!r}")
         self.scale = scale
         self.kernel_size, self.stride = as_pair(kernel_size, "kernel_size"), as_pair(stride, "stride")
         as_count(in_channels, "in_channels")
@@ -72,7 +72,7 @@ class PrimaryCapsules(nn.Module):
         self.activation = make_activation(activation, types, dim)
 
     def forward(self, features: Tensor) -> Capsules:
-        """Make capsules of features."""
+        """Return the capsules of a feature map."""
         self._check(features)
         grid = (features.shape[2], features.shape[3])
         kernel = self.kernel_size
@@ -90,7 +90,7 @@ class PrimaryCapsules(nn.Module):
         channels = self.pose(features)
         if self.relu:
             channels = channels.relu()
-        # [B, types * dim, H', W'] -> [B, H', W', types, dim]: split the channel axis, then move it whole.
+        # [B, types * dim, H', W'] -> [B, H', W', types, dim]: split the channel axis, then move both parts.
         pose = channels.unflatten(1, (self.types, self.dim)).permute(0, 3, 4, 1, 2)
         activation = None if self.activity is None else self.activity(features).sigmoid().permute(0, 2, 3, 1)
         return Capsules(self.activation(pose), activation)

@@ -1,4 +1,4 @@
-"""In which order a stack of capsule layers iterates."""
+"""Stack of capsule layers with a schedule for their routing iterations."""
 
 from collections.abc import Iterable, Mapping
 from typing import Literal, cast
@@ -13,24 +13,23 @@ __all__ = ["CapsuleStack"]
 
 
 class CapsuleStack(nn.Module):
-    """Capsule layers on top of each other, with a schedule for their iterations: Tsai 2020, Procedure 2.
+    """Sequence of capsule layers with a schedule for their routing iterations: Tsai 2020, Procedure 2.
 
-    ``"concurrent"``: the first pass goes bottom up, each layer on the fresh parents of the one below. In every
-    further iteration all layers step at once, each on the capsules that the one below had *before* it. The
-    poses of a layer so change under the layer above while that is still routing.
+    ``"concurrent"``: the first iteration runs bottom up, each layer on the new parents of the layer below. In every
+    further iteration all layers step at once, each on the capsules of the layer below from the *previous* iteration.
 
-    ``"sequential"``: a layer finishes its iterations before the next begins, as everywhere else (ablation B).
+    ``"sequential"``: a layer finishes its iterations before the next one starts, as in other papers (ablation B).
 
-    With one iteration both are the same; the first layer is the same for any number.
+    With one iteration both are equal; the first layer is equal for any number of iterations.
 
     Args:
-        layers: `DenseCapsules` and `ConvCapsules`, the lowest first, or a dictionary of them by name. To step
-            concurrently they must have the same number of iterations, and their gradients must flow through all of
-            them: the layer above never reads the last one.
+        layers: `DenseCapsules` and `ConvCapsules` from bottom to top, or a dict of them by name. The concurrent
+            schedule needs equal numbers of iterations, and gradients through all of them, because a layer never reads
+            the last iteration of the layer below.
         schedule: see above.
 
     Shapes:
-        the lowest layer's input ``->`` the highest layer's output
+        input of the first layer ``->`` output of the last layer
     """
 
     def __init__(
@@ -40,7 +39,7 @@ class CapsuleStack(nn.Module):
     ) -> None:
         super().__init__()
         if not isinstance(layers, Iterable):
-            raise TypeError(f"layers must be a list of capsule layers, got {type(layers).__name__}")
+            raise TypeError(f"layers must be a sequence or dict of capsule layers, got {type(layers).__name__}")
         named = cast(dict[str, CapsuleLayer], dict(layers)) if isinstance(layers, Mapping) else None
         given = cast(list[CapsuleLayer], list(layers)) if named is None else list(named.values())
         for layer in given:
@@ -51,7 +50,7 @@ class CapsuleStack(nn.Module):
         if schedule not in ("concurrent", "sequential"):
             raise ValueError(f"schedule must be 'concurrent' or 'sequential', got {schedule!r}")
         if not self.layers:
-            raise ValueError("layers must hold one capsule layer or more, got none")
+            raise ValueError("layers must contain at least one capsule layer, got none")
         if schedule == "concurrent":
             self._check_concurrent()
 
@@ -59,16 +58,16 @@ class CapsuleStack(nn.Module):
         routings = [layer.routing for layer in self._capsule_layers()]
         counts = [routing.iterations for routing in routings]
         if len(set(counts)) > 1:
-            raise ValueError(f"layers must have the same number of iterations to step concurrently, got {counts}")
+            raise ValueError(f"layers must have equal numbers of iterations with schedule='concurrent', got {counts}")
         for routing in routings[:-1]:
             if counts[0] > 1 and getattr(routing, "gradient", "full") != "full":
                 raise ValueError(
-                    f"layers that step concurrently must have gradient='full', got {routing}: the layer above reads "
-                    "only earlier iterations, so no gradient would reach this one; take schedule='sequential'"
+                    f"layers must have gradient='full' with schedule='concurrent', got {routing}: the layer above "
+                    "reads only earlier iterations, so no gradient would reach this layer; use schedule='sequential'"
                 )
 
     def extra_repr(self) -> str:
-        """Say the schedule."""
+        """Return the schedule for ``repr``."""
         return f"schedule={self.schedule!r}"
 
     def _capsule_layers(self) -> list[CapsuleLayer]:
@@ -78,7 +77,7 @@ class CapsuleStack(nn.Module):
     def forward(
         self, capsules: Capsules | Tensor, trace: bool = False
     ) -> Capsules | tuple[Capsules, tuple[Trace, ...]]:
-        """Route through all layers; with ``trace`` return the states of every layer and iteration as well."""
+        """Route through all layers; if ``trace`` is True, also return the trace of every layer."""
         capsules = as_capsules(capsules)
         iterations = self._capsule_layers()[0].routing.iterations
         if self.schedule == "sequential" or iterations == 1:
@@ -105,10 +104,10 @@ class CapsuleStack(nn.Module):
             now.append(_step(layer, below, None, 0, trace))
         history = [now]
         for t in range(1, iterations):
-            # A layer's step reaches the top one iteration later for each layer above it: later ones only show in
-            # the trace.
+            # A step reaches the top one iteration later per layer above it, so the last steps of lower layers
+            # matter only for the trace.
             lowest = 0 if trace else max(0, len(layers) - (iterations - t))
-            below = [capsules, *(state.capsules() for state in now[:-1])]  # old capsules on both sides
+            below = [capsules, *(state.capsules() for state in now[:-1])]  # capsules of the previous iteration
             steps = [_step(layers[n], below[n], now[n], t, trace) for n in range(lowest, len(layers))]
             now = now[:lowest] + steps
             if trace:
@@ -118,10 +117,10 @@ class CapsuleStack(nn.Module):
 
 
 def _step(layer: CapsuleLayer, capsules: Capsules, state: State | None, t: int, trace: bool) -> State:
-    """Take one step of a layer's routing on these children."""
-    children = layer.enter(capsules)
+    """Run one routing iteration of a layer."""
+    children = layer.check_children(capsules)
     with disable_autocast(children.pose):
-        p, votes = layer.p(), layer.make_votes(children, trace)
+        coefficients, votes = layer.coefficients.named(), layer.make_votes(children, trace)
         if state is None:
-            state = layer.routing.init(p, votes, children)
-        return layer.routing.step(p, votes, children, state, t)
+            state = layer.routing.init(coefficients, votes, children)
+        return layer.routing.step(coefficients, votes, children, state, t)

@@ -177,7 +177,7 @@ def _parts(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 def _count_votes(layer: CapsuleLayer, record: _Record) -> None:
     """Have a layer of the twin count its votes, and what routing asks of them."""
-    enter, make = layer.enter, layer.make_votes
+    enter, make = layer.check_children, layer.make_votes
 
     def note(capsules: Capsules | Tensor) -> Capsules:
         record.entered = as_capsules(capsules).pose  # before it is flattened, which makes another tensor of it
@@ -196,7 +196,7 @@ def _count_votes(layer: CapsuleLayer, record: _Record) -> None:
             add(record.votes * layer.geometry.columns)
         return _CountedVotes(votes, add)
 
-    layer.enter, layer.make_votes = note, make_counted  # the twin is ours alone
+    layer.check_children, layer.make_votes = note, make_counted  # the twin is ours alone
 
 
 def _count_products(part: nn.Module, record: _Record) -> None:

@@ -1,11 +1,8 @@
-"""The routings, one file each. A file dropped into this folder is found by itself."""
-
-import importlib
-import pkgutil
+"""Routing algorithms, one file each. A file added to this package is discovered automatically."""
 
 from torchcaps.routing.attention import Attention
 from torchcaps.routing.base import (
-    REGISTRY,
+    ROUTINGS,
     Coefficient,
     Geometry,
     Routing,
@@ -13,7 +10,7 @@ from torchcaps.routing.base import (
     Trace,
     as_routing,
     create_routing,
-    iterate,
+    run_routing,
 )
 from torchcaps.routing.dynamic import Dynamic
 from torchcaps.routing.em import EM
@@ -39,23 +36,26 @@ __all__ = [
     "Uniform",
     "as_routing",
     "create_routing",
-    "iterate",
     "list_routings",
     "route",
+    "run_routing",
 ]
 
-# The imports above are for type checkers and readers; this one finds what they don't name.
-for _module in pkgutil.iter_modules(__path__):
-    _found = importlib.import_module(f"{__name__}.{_module.name}")
-    for _name, _value in vars(_found).items():
-        if isinstance(_value, type) and issubclass(_value, Routing) and _value.__module__ == _found.__name__:
-            globals()[_name] = _value
+
+def __getattr__(name: str) -> type[Routing]:
+    """Find the class of a routing in a file that is not imported above."""
+    if not name.startswith("_"):
+        for registered in ROUTINGS:
+            cls = ROUTINGS.get(registered)
+            if cls.__name__ == name and cls.__module__.startswith(f"{__name__}."):
+                return cls
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def list_routings() -> list[str]:
-    """Return the names of all routings, sorted.
+def list_routings(pattern: str | None = None) -> list[str]:
+    """Return the registered names, sorted; ``pattern`` filters them by shell wildcards.
 
     >>> "dynamic" in list_routings()
     True
     """
-    return sorted(REGISTRY)
+    return ROUTINGS.list(pattern)

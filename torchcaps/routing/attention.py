@@ -1,4 +1,4 @@
-"""Attention routing."""
+"""Attention routing: Choi 2019 (AR CapsNet)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,33 +15,33 @@ __all__ = ["Attention"]
 
 @dataclass(frozen=True)
 class Attention(Routing):
-    """Attention routing: Choi 2019, eq. 4 to 9. Each parent weighs the child channels, once, by learned attention.
+    """Attention routing: Choi 2019 (AR CapsNet), eq. 4 to 9. One pass of learned attention over the child channels.
 
-    A slot is a child *channel* ``m``, not a single capsule: its vote is a convolution of that channel with a
-    kernel and a bias of the pair's own (eq. 4, the convolutional transform)::
+    A slot is a child *channel* ``m``, not a single capsule. Its vote is a convolution of that channel with a kernel
+    and a bias for each pair of child and parent channel (the convolutional transform)::
 
-        v_mn = Conv_mn(u_m)
-        beta_nm = Σ_m'd A_nmm'd v_m'nd       eq. 5: one logit for each child channel, out of all of them
-        c_n = softmax_m(beta_n)              eq. 6: over the children, at the same place
-        s_n = Σ_m c_nm v_mn                  eq. 7
-        u_n = tanh(K_n s_n + k_n)            eq. 8: the capsule activation
+        v_mn = Conv_mn(u_m)                  eq. 5
+        s_n = Σ_m c_nm v_mn                  eq. 6
+        beta_nm = Σ_m'd A_nmm'd v_m'nd       eq. 7: one logit per child channel, computed from all child channels
+        c_n = softmax_m(beta_n)              eq. 8: over the children, at the same position
+        u_n = tanh(K_n s_n + k_n)            eq. 9 (and 4): the capsule activation
         u_n = tanh(u_n' + K_n s_n + k_n)     with residual, u' the children
 
     A convolution over the whole grid is the paper's fully convolutional class layer.
 
     Args:
         residual: add the children before the tanh. They must have the parents' shape.
-        dropout: of single numbers of the input capsules, before the transform; in training only.
+        dropout: probability of zeroing single elements of the input capsules before the transform, in training only.
 
-    Deviation: the text gives the attention one vector for each parent; the parameter counts and the authors'
+    Deviation: the text gives the attention one vector per parent; the published parameter counts and the authors'
     code have the kernel ``A`` above, with as many output as input channels. The class layer of the authors' code
     scrambles its capsules by a reshape; here class ``n`` is channel ``n``, as in the text.
     """
 
     paper = "Choi 2019"
     equation = "eq. 4 to 9"
-    couples = "children"
-    slots = "type"
+    coupling_axis = "children"
+    slot_kind = "type"
     vote_bias = True
     presence = "normalized"
 
@@ -54,7 +54,7 @@ class Attention(Routing):
             raise ValueError(f"Attention: dropout must be at least 0 and below 1, got {self.dropout}")
 
     def check(self, geometry: Geometry) -> None:
-        """A residual adds children to parents."""
+        """Raise a ValueError if the residual is enabled and children and parents differ in number or size."""
         children, parents = (geometry.types, geometry.child_dim), (geometry.parents, geometry.dim)
         if self.residual and children != parents:
             raise ValueError(
@@ -63,39 +63,39 @@ class Attention(Routing):
             )
 
     def coefficients(self, geometry: Geometry) -> dict[str, Coefficient]:
-        """Own the attention and, for each parent, the affine map of its activation."""
-        reach = geometry.dim * geometry.slots
+        """Return the attention kernel and, for each parent, matrix and offset of the capsule activation."""
+        fan = geometry.dim * geometry.slots
         return {
-            "attention": Coefficient(("J", "I", "I", "D"), _Glorot(reach, reach)),
-            "matrix": Coefficient(("J", "D", "D"), _Glorot(geometry.dim, geometry.dim)),
+            "attention": Coefficient(("J", "I", "I", "D"), _GlorotUniform(fan, fan)),
+            "matrix": Coefficient(("J", "D", "D"), _GlorotUniform(geometry.dim, geometry.dim)),
             "offset": Coefficient(("J", "D"), 0.0),
         }
 
     def init_weight(self, weight: Tensor, geometry: Geometry) -> None:
-        """Draw as Keras' Glorot uniform does for one kernel that makes all votes: its fan out is large."""
-        fan_out = geometry.reads * geometry.slots * geometry.parents * weight.shape[-1]
-        _Glorot(geometry.columns, fan_out)(weight)
+        """Initialise by Keras' Glorot uniform for one kernel that computes all votes, hence the large fan-out."""
+        fan_out = geometry.children_per_slot * geometry.slots * geometry.parents * weight.shape[-1]
+        _GlorotUniform(geometry.columns, fan_out)(weight)
 
-    def step(self, p: Mapping[str, Tensor], votes: Votes, children: Capsules, state: State, t: int) -> State:
-        """Attend, sum, activate."""
-        logits = votes.mix(p["attention"])
+    def step(self, coefficients: Mapping[str, Tensor], votes: Votes, children: Capsules, state: State, t: int) -> State:
+        """Compute the attention, the coupled sum and the capsule activation."""
+        logits = votes.mix(coefficients["attention"])
         coupling = logits.softmax(-2)
         total = votes.sum(coupling)
-        pose = torch.einsum("b...jd,jde->b...je", total, p["matrix"]) + p["offset"]
+        pose = torch.einsum("b...jd,jde->b...je", total, coefficients["matrix"]) + coefficients["offset"]
         if self.residual:
             if children.pose.shape != pose.shape:
                 raise ValueError(
                     f"Attention(residual=True) adds the children to the parents, so the grid must stay the same, "
                     f"got children {list(children.pose.shape[1:-2])} and parents {list(pose.shape[1:-2])}: "
-                    f"take stride=1 and padding='same'"
+                    f"use stride=1 and padding='same'"
                 )
             pose = pose + children.pose
         return State(pose=pose.tanh(), coupling=coupling, logits=logits)
 
 
 @dataclass(frozen=True)
-class _Glorot:
-    """Fill uniformly within ``sqrt(6 / (fan_in + fan_out))``: Keras' default."""
+class _GlorotUniform:
+    """Initialiser: uniform within ``sqrt(6 / (fan_in + fan_out))``, the default of Keras."""
 
     fan_in: int
     fan_out: int

@@ -1,6 +1,6 @@
-"""What a routing is: a frozen choice, a step, and one loop for all of them.
+"""Base class of routing algorithms, their state and trace, and the iteration loop that all of them share.
 
-A new routing is one file in this folder with one subclass of `Routing`. Registering is what subclassing does.
+A new routing is one file in this package with one subclass of `Routing`; subclassing registers it.
 """
 
 import re
@@ -11,21 +11,21 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from torchcaps._core.registry import check_name
+from torchcaps._core.registry import Registry
 from torchcaps._core.serialize import polymorphic
 from torchcaps._core.validation import check_field_names, check_fields
 from torchcaps.capsules import Capsules, register_pytree
 from torchcaps.votes import Votes, Wiring
 
-__all__ = ["Coefficient", "Geometry", "Routing", "State", "Trace", "iterate"]
+__all__ = ["ROUTINGS", "Coefficient", "Geometry", "Routing", "State", "Trace", "run_routing"]
 
 
 class State(NamedTuple):
-    """What a routing knows after a step.
+    """State of a routing algorithm after an iteration.
 
     Shapes:
         pose ``[B, *L, J, D]``, activation ``[B, *L, J]``, coupling and logits ``[B, *L, I, J]``;
-        memory: whatever else the routing's next step needs.
+        memory: anything else that the next step needs.
     """
 
     pose: Tensor | None = None
@@ -35,14 +35,14 @@ class State(NamedTuple):
     memory: Any = None
 
     def capsules(self) -> Capsules:
-        """Return the parents as they stand."""
+        """Return the parents of this iteration."""
         if self.pose is None:
-            raise ValueError("this routing has not taken a step yet, so there are no parents")
+            raise ValueError("no routing step was taken yet, so there are no parents")
         return Capsules(self.pose, self.activation)
 
 
 class Trace(NamedTuple):
-    """The states after every iteration, for analyses."""
+    """The states after every iteration."""
 
     states: tuple[State, ...]
 
@@ -53,7 +53,7 @@ class Trace(NamedTuple):
 
     @property
     def logits(self) -> tuple[Tensor | None, ...]:
-        """The logits of every iteration, where the routing has them."""
+        """The logits of every iteration, ``None`` if the routing has none."""
         return tuple(state.logits for state in self.states)
 
 
@@ -63,12 +63,17 @@ register_pytree(Trace, "torchcaps.routing.Trace")
 
 @dataclass(frozen=True)
 class Geometry:
-    """The sizes of a layer, by the letters of `torchcaps.capsules`.
+    """Sizes of a capsule layer, by the axis letters of `torchcaps.capsules`.
 
     Args:
-        slots: ``I``. parents: ``J``. dim: ``D``. rows: ``A``. columns: ``X``, of what a slot reads.
-        types, child_dim: ``N`` and ``K`` of the children. reads: children that one slot reads.
-        sites: ``*L``; ``None`` where it depends on an input that is not known yet.
+        slots: number of vote slots ``I``.
+        parents: number of parents (dense) or parent types (convolutional) ``J``.
+        dim: size of a parent's pose ``D``.
+        rows: rows ``A`` of a pose viewed as a matrix.
+        columns: columns ``X`` of the input of a slot.
+        types, child_dim: ``N`` and ``K`` of the children.
+        children_per_slot: number of children that one slot reads.
+        sites: grid of the parents ``*L``; ``None`` if it depends on an input that is not known yet.
     """
 
     slots: int
@@ -78,15 +83,15 @@ class Geometry:
     columns: int
     types: int
     child_dim: int
-    reads: int = 1
+    children_per_slot: int = 1
     sites: tuple[int, ...] | None = ()
 
     def size(self, axes: tuple[str, ...]) -> tuple[int, ...]:
-        """Return the shape of a coefficient with these axes: ``("L", "I", "J")`` and the like."""
+        """Return the shape of a coefficient with the given axes, for example ``("L", "I", "J")``."""
         if "L" in axes and self.sites is None:
             raise ValueError(
-                "grid must be given: this routing keeps coefficients for every output position, so it needs to "
-                "know the children's grid, as in ConvCapsules(..., grid=(6, 6))"
+                "grid must be given: this routing has coefficients for every output position, so it needs the "
+                "children's grid, as in ConvCapsules(..., grid=(6, 6))"
             )
         known = {"I": (self.slots,), "J": (self.parents,), "D": (self.dim,), "L": self.sites or ()}
         return tuple(length for axis in axes for length in known[axis])
@@ -94,13 +99,13 @@ class Geometry:
 
 @dataclass(frozen=True)
 class Coefficient:
-    """A tensor that a routing owns.
+    """Declaration of a tensor that a routing adds to its layer.
 
     Args:
         axes: letters of its axes: ``"L"`` (the parents' grid), ``"I"``, ``"J"``, ``"D"``.
-        init: its first value: a number, or a function that fills a tensor in place.
-        learned: whether gradient descent moves it. Otherwise it is kept as a buffer.
-        dtype: by default that of the layer's weights.
+        init: initial value: a number, or a function that fills a tensor in place.
+        learned: if True a parameter, trained by gradient descent; otherwise a buffer.
+        dtype: data type; default: that of the layer's weights.
     """
 
     axes: tuple[str, ...]
@@ -109,39 +114,40 @@ class Coefficient:
     dtype: torch.dtype | None = None
 
     def fill(self, tensor: Tensor) -> None:
-        """Give a tensor the first value."""
+        """Fill a tensor with the initial value."""
         if callable(self.init):
             self.init(tensor)
         else:
             tensor.fill_(self.init)
 
 
-REGISTRY: dict[str, type["Routing"]] = {}
+ROUTINGS: Registry[type["Routing"]] = Registry("routing", "torchcaps.routing")
 
 
 @polymorphic
 @dataclass(frozen=True)
 class Routing:
-    """A routing algorithm: how parents come out of votes. Subclasses are frozen dataclasses, one file each.
+    """Base class of routing algorithms, which compute parents from votes. Subclasses are frozen dataclasses.
 
     Class attributes:
-        paper, equation: where it comes from.
-        couples: the axis over which couplings sum to 1: ``"parents"``, ``"children"`` or ``None``.
-        slots, competition: how the layer wires children to votes; see `torchcaps.votes.Wiring`.
-        vote_bias: whether votes have a bias for each slot and parent.
-        iterations: steps of the loop; iterative algorithms make it a field.
-        presence: what tells that a parent is there: its ``"length"``, its ``"normalized"`` length (over ``sqrt(D)``),
-            its ``"activation"``, or ``None``: nothing does, and a model needs a classifier on top.
-        dropout: of the input capsules. residual: whether the children are added to the parents.
+        paper, equation: source of the algorithm, as printed.
+        coupling_axis: the axis over which couplings sum to 1: ``"parents"``, ``"children"`` or ``None``.
+        slot_kind, competition: how the layer wires children to votes; see `torchcaps.votes.Wiring`.
+        vote_bias: whether votes have a bias per slot and parent.
+        iterations: number of steps; iterative algorithms declare it as a field.
+        presence: the quantity that indicates the presence of a parent: its ``"length"``, its ``"normalized"`` length
+            (divided by ``sqrt(D)``), its ``"activation"``, or ``None`` if there is none and a model needs a classifier.
+        dropout: dropout probability of the input capsules.
+        residual: whether the children are added to the parents.
     """
 
     paper: ClassVar[str] = ""
     equation: ClassVar[str] = ""
-    couples: ClassVar[Literal["parents", "children"] | None] = "parents"
-    slots: ClassVar[Literal["capsule", "type"]] = "capsule"
+    coupling_axis: ClassVar[Literal["parents", "children"] | None] = "parents"
+    slot_kind: ClassVar[Literal["capsule", "type"]] = "capsule"
     vote_bias: ClassVar[bool] = False
     presence: ClassVar[Literal["length", "normalized", "activation"] | None] = "length"
-    # No annotations: algorithms that leave these to their user declare them as fields.
+    # Without annotation, so that algorithms can declare these as fields.
     competition = "local"
     iterations = 1
     dropout = 0.0
@@ -150,93 +156,95 @@ class Routing:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if cls.step is Routing.step:
-            return  # not an algorithm yet: something that algorithms share
-        known = REGISTRY.get(cls.name())
-        if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
-            raise ValueError(f"a routing named {cls.name()!r} exists already, in {known.__module__}")
-        REGISTRY[cls.name()] = cls
+            return  # an abstract base, not an algorithm
+        ROUTINGS.register(cls.name(), cls, replace=_is_redefinition)
 
     def __post_init__(self) -> None:
         check_fields(self)
         if self.iterations < 1:
-            raise ValueError(f"{type(self).__name__}: iterations must be 1 or more, got {self.iterations}")
+            raise ValueError(f"{type(self).__name__}: iterations must be at least 1, got {self.iterations}")
 
     @classmethod
     def name(cls) -> str:
-        """Return the name in the registry: ``InvertedAttention`` is ``inverted_attention``."""
+        """Return the registered name: ``inverted_attention`` for ``InvertedAttention``."""
         return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
 
     def wire(self, types: int, **geometry: Any) -> Wiring:
-        """Wire children as this routing wants them: a dense layer's, or with a grid and a window."""
-        return Wiring(types, slots=self.slots, competition=self.competition, **geometry)  # type: ignore[arg-type]
+        """Return the wiring of a layer with this routing: dense, or convolutional if a grid and kernel are given."""
+        return Wiring(types, slot_kind=self.slot_kind, competition=self.competition, **geometry)  # type: ignore[arg-type]
 
-    # What the layer asks when it is built ------------------------------------------------------------------
+    # Called when a layer is built --------------------------------------------------------------------------
 
     def check(self, geometry: Geometry) -> None:
-        """Raise a `ValueError` that says why, where the mathematics does not allow this geometry."""
+        """Raise a ValueError if the algorithm does not support this geometry."""
 
     def coefficients(self, geometry: Geometry) -> dict[str, Coefficient]:
-        """Name the tensors that this routing owns in a layer."""
+        """Return the tensors that this routing adds to a layer, by name."""
         return {}
 
     def init_weight(self, weight: Tensor, geometry: Geometry) -> None:
-        """Fill the transformation matrices ``[..., I, X, J, Y]`` as the paper or its code does."""
+        """Initialise the transformation matrices ``[..., I, X, J, Y]`` as in the paper or the authors' code."""
         weight.normal_(0, 0.1)  # Sabour 2017, the authors' code
 
     def vote_offset(self, geometry: Geometry, wiring: Wiring, like: Tensor) -> Tensor | None:
-        """Return a constant to add to the votes, broadcast to ``[*L, I, J, D]``."""
+        """Return a constant that is added to the votes, broadcast to ``[*L, I, J, D]``, or ``None``."""
         return None
 
     # The algorithm -----------------------------------------------------------------------------------------
 
-    def init(self, p: Mapping[str, Tensor], votes: Votes, children: Capsules) -> State:
+    def init(self, coefficients: Mapping[str, Tensor], votes: Votes, children: Capsules) -> State:
         """Return the state before the first step."""
         return State()
 
-    def step(self, p: Mapping[str, Tensor], votes: Votes, children: Capsules, state: State, t: int) -> State:
-        """Take step ``t`` of ``iterations``.
+    def step(self, coefficients: Mapping[str, Tensor], votes: Votes, children: Capsules, state: State, t: int) -> State:
+        """Return the state after iteration ``t``.
 
         Args:
-            p: the routing's coefficients by name.
-            votes: the votes of these children.
-            children: the children themselves, as the layer was given them.
-            state: the state after step ``t - 1``, or of `init`.
-            t: 0 for the first step.
+            coefficients: the routing's tensors by name.
+            votes: the votes of the children.
+            children: the input capsules of the layer.
+            state: the state after iteration ``t - 1``, or the result of `init`.
+            t: index of the iteration, starting at 0.
         """
         raise TypeError(f"{type(self).__name__} must define step()")
 
 
-def iterate(
-    routing: Routing, p: Mapping[str, Tensor], votes: Votes, children: Capsules, trace: bool = False
+def run_routing(
+    routing: Routing, coefficients: Mapping[str, Tensor], votes: Votes, children: Capsules, trace: bool = False
 ) -> tuple[Capsules, Trace]:
-    """Run a routing to its end: the one loop. The trace is empty unless asked for."""
-    state = routing.init(p, votes, children)
+    """Run all iterations of a routing; return the parents and the trace (empty if ``trace`` is False)."""
+    state = routing.init(coefficients, votes, children)
     states = []
     for t in range(routing.iterations):
-        state = routing.step(p, votes, children, state, t)
+        state = routing.step(coefficients, votes, children, state, t)
         if trace:
             states.append(state)
     return state.capsules(), Trace(tuple(states))
 
 
+def _is_redefinition(old: type, new: type) -> bool:
+    """Return whether a class replaces itself, as when its module is reloaded."""
+    return (old.__module__, old.__qualname__) == (new.__module__, new.__qualname__)
+
+
 def create_routing(name: str, **fields: Any) -> Routing:
-    """Build a routing by its name in the registry.
+    """Create a routing by its registered name.
 
     >>> create_routing("dynamic", iterations=2)
     Dynamic(iterations=2, gradient='full', leak=False, prior=False, bias=False)
     """
-    cls = REGISTRY[check_name(name, REGISTRY, "routing")]
+    cls = ROUTINGS.get(name)
     check_field_names(cls, fields)
     return cls(**fields)
 
 
 def as_routing(value: Routing | str, name: str = "routing") -> Routing:
-    """Take a routing, or the name of one with its default fields."""
+    """Return a routing; a name becomes the routing with its default fields."""
     if isinstance(value, str):
         return create_routing(value)
     if not isinstance(value, Routing):
-        kind = value.__name__ + ", a class: call it" if isinstance(value, type) else type(value).__name__
-        raise TypeError(f"{name} must be a Routing such as Dynamic(3), or the name of one, got {kind}")
+        kind = value.__name__ + ", a class: create an instance" if isinstance(value, type) else type(value).__name__
+        raise TypeError(f"{name} must be a Routing such as Dynamic(3), or its name, got {kind}")
     if type(value).step is Routing.step:
-        raise TypeError(f"{name} must be an algorithm, and {type(value).__name__} defines no step()")
+        raise TypeError(f"{name} must be a routing algorithm; {type(value).__name__} does not define step()")
     return value

@@ -1,4 +1,4 @@
-"""Routing by agreement."""
+"""Dynamic routing (routing by agreement): Sabour 2017."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,11 +17,10 @@ __all__ = ["Dynamic"]
 
 @dataclass(frozen=True)
 class Dynamic(Routing):
-    """Routing by agreement: Sabour 2017, Procedure 1.
+    """Dynamic routing (routing by agreement): Sabour 2017, Procedure 1.
 
-    Each child's logits start equal; ``iterations`` times they become couplings by a softmax over the parents,
-    the coupled votes are summed and squashed, and each child's logits grow where its vote agrees with the
-    parent::
+    The logits of each child start equal. In every iteration a softmax over the parents turns them into couplings, the
+    coupled votes are summed and squashed, and the logits increase by the agreement of vote and parent::
 
         c_i = softmax(b_i)                  line 4, eq. 3
         s_j = Σ_i c_ij v_ij                 line 5, eq. 2
@@ -29,16 +28,17 @@ class Dynamic(Routing):
         b_ij += <v_ij, v_j>                 line 7
 
     Args:
-        iterations: the paper takes 3. One, with nothing else asked for, is `Uniform`.
-        gradient: ``"full"`` through every iteration, as the authors' code does; ``"last"`` takes the couplings
-            of the last iteration as constants, as many re-implementations do.
-        leak: a place for "none of the above" in the softmax, with a logit of 0 and no parent (section 7, the
-            CIFAR-10 net). Couplings then sum to less than 1.
-        prior: learned logits to start from (section 3: "the log prior probabilities"), instead of 0.
-        bias: a learned bias on ``s_j`` (the authors' code, not the paper), 0.1 at first.
+        iterations: number of routing iterations, 3 in the paper. With one iteration and the other defaults it equals
+            `Uniform`.
+        gradient: ``"full"`` differentiates through every iteration, as the authors' code does; ``"last"`` treats the
+            couplings of the last iteration as constants, as many re-implementations do.
+        leak: add a "none of the above" category with logit 0 and no parent to the softmax (section 7, the CIFAR-10
+            net). Couplings then sum to less than 1.
+        prior: learn the initial logits (section 3: "the log prior probabilities") instead of starting from 0.
+        bias: add a learned bias to ``s_j``, initially 0.1 (the authors' code, not the paper).
 
-    Deviation: in a convolution the paper has no prior; here one is kept for each slot and parent type, shared by
-    all places.
+    Deviation: the paper has no convolutional layer with a prior; here one prior is learned per slot and parent type,
+    shared by all positions.
     """
 
     paper = "Sabour 2017"
@@ -51,23 +51,24 @@ class Dynamic(Routing):
     bias: bool = False
 
     def coefficients(self, geometry: Geometry) -> dict[str, Coefficient]:
-        """Own the prior and the bias where there are any."""
-        owned = {}
+        """Return the learned prior and bias, if enabled."""
+        coefficients = {}
         if self.prior:
-            owned["prior"] = Coefficient(("I", "J"), 0.0)
+            coefficients["prior"] = Coefficient(("I", "J"), 0.0)
         if self.bias:
-            owned["bias"] = Coefficient(("J", "D"), 0.1)
-        return owned
+            coefficients["bias"] = Coefficient(("J", "D"), 0.1)
+        return coefficients
 
-    def step(self, p: Mapping[str, Tensor], votes: Votes, children: Capsules, state: State, t: int) -> State:
-        """Update the logits by the last parents, then the parents."""
+    def step(self, coefficients: Mapping[str, Tensor], votes: Votes, children: Capsules, state: State, t: int) -> State:
+        """Update the logits by the agreement with the previous parents, then compute the parents."""
         if self.gradient == "last" and t < self.iterations - 1:
             with torch.no_grad():
-                return self._step(p, votes, children, state, t)
-        return self._step(p, votes, children, state, t)
+                return self._step(coefficients, votes, children, state)
+        return self._step(coefficients, votes, children, state)
 
-    def _step(self, p: Mapping[str, Tensor], votes: Votes, children: Capsules, state: State, t: int) -> State:
-        # Agreements add up, and <v_ij, v_j> is linear in v_j: so do the parents, which are far fewer.
+    def _step(self, coefficients: Mapping[str, Tensor], votes: Votes, children: Capsules, state: State) -> State:
+        # <v_ij, v_j> is linear in v_j, so the accumulated logits are the agreement with the sum of all previous
+        # parents. State.memory accumulates the parents, which are far smaller than the logits.
         query = None if state.pose is None else state.pose if state.memory is None else state.memory + state.pose
         if query is None and not self.prior:
             logits = children.pose.new_zeros(()).expand(votes.shape[:-1])
@@ -77,17 +78,17 @@ class Dynamic(Routing):
             assert query is not None
             total, coupling, logits = votes.attend(query, self.leak, through=self.gradient == "full")
         else:
-            logits = p["prior"].expand(votes.shape[:-1])
+            logits = coefficients["prior"].expand(votes.shape[:-1])
             if query is not None:
-                logits = self._agreement(votes, query) + p["prior"]
+                logits = self._agreement(votes, query) + coefficients["prior"]
             coupling = votes.softmax(logits, self.leak)
             total = votes.sum(coupling)
         if self.bias:
-            total = total + p["bias"]
+            total = total + coefficients["bias"]
         return State(pose=squash(total), coupling=coupling, logits=logits, memory=query)
 
     def _agreement(self, votes: Votes, query: Tensor) -> Tensor:
-        """Return the agreement with the parents of all iterations before."""
+        """Return the agreement with the accumulated parents, without gradient if ``gradient="last"``."""
         if self.gradient == "last":
             with torch.no_grad():
                 return votes.dot(query)

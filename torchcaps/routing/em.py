@@ -1,4 +1,4 @@
-"""Routing by expectation maximisation."""
+"""EM routing (routing by expectation maximisation): Hinton 2018."""
 
 import math
 from collections.abc import Mapping
@@ -20,9 +20,9 @@ __all__ = ["EM"]
 
 @dataclass(frozen=True)
 class EM(Routing):
-    """EM routing: Hinton 2018, Procedure 1. Each parent is a Gaussian that explains some of the votes.
+    """EM routing: Hinton 2018, Procedure 1. Each parent is a Gaussian fitted to the votes assigned to it.
 
-    M-step, for each parent, with ``R_ij`` at first equal::
+    M-step for each parent, with uniform ``R_ij`` in the first iteration::
 
         S_j      = Σ_i R_ij a_i
         mu_jh    = Σ_i R_ij a_i v_ijh / S_j
@@ -30,21 +30,21 @@ class EM(Routing):
         cost_jh  = (beta_u + log sigma_jh) S_j
         a_j      = sigmoid(lambda_t (beta_a - Σ_h cost_jh))
 
-    E-step, between two M-steps, for each child::
+    E-step for each child, between two M-steps::
 
         R_i = softmax_j(log a_j + log N(v_ij; mu_j, var_j))
 
-    in log space throughout: ``log a_j`` is a log-sigmoid, densities are never exponentiated. The gradient flows
-    through all of it (the authors, on OpenReview). Children without activations count as fully active.
+    Computed in log space: ``log a_j`` is a log-sigmoid, and densities are never exponentiated. The gradient flows
+    through all iterations (the authors, on OpenReview). Children without activations have activation 1.
 
     Args:
-        iterations: M-steps; Tsai 2020 found 2 the best.
+        iterations: number of M-steps; Tsai 2020 found 2 to be best.
         competition: ``"local"`` normalises R over the parent types of one receptive field, as most code and the
-            baseline of Tsai 2020 do; ``"global"`` over all parents of a child, wherever they stand, as the paper.
+            baseline of Tsai 2020 do; ``"global"`` over all parents of a child at any position, as in the paper.
         inverse_temperature, annealing: ``lambda_t = inverse_temperature * (1 - annealing^(t+1))``; the values
             are the authors' on OpenReview. ``annealing=0`` keeps it constant.
-        variance_floor: added to every variance; a parent that a single child speaks for has none of its own.
-        coordinates: add each child's place, scaled to 0..1, to the first two entries of the right-hand column
+        variance_floor: added to every variance; without it, a parent with a single child would have variance 0.
+        coordinates: add each child's grid position, scaled to 0..1, to the first two entries of the right-hand column
             of its votes (section 4.1, "coordinate addition": the class layer). Matrix poses on a grid only.
     """
 
@@ -66,28 +66,28 @@ class EM(Routing):
         check_range(self, "variance_floor", 0, 1e9)
 
     def check(self, geometry: Geometry) -> None:
-        """Coordinates go into the right-hand column of a vote matrix, and come from a grid."""
+        """Raise a ValueError if coordinates are enabled without matrix poses or without a grid."""
         if self.coordinates and geometry.rows < 2:
             raise ValueError(
-                "EM(coordinates=True) needs matrix poses of two rows or more: it adds row and column to the "
-                "right-hand column of the vote; got vectors"
+                "EM(coordinates=True) needs matrix poses with at least two rows: row and column are added to the "
+                f"right-hand column of the vote; got {geometry.rows} row"
             )
         if self.coordinates and geometry.sites == ():
             raise ValueError(
-                "EM(coordinates=True) needs children on a grid, and a dense layer has none: take "
-                "ConvCapsules with the whole grid as kernel_size"
+                "EM(coordinates=True) needs children on a grid; a dense layer has none: use "
+                "ConvCapsules with kernel_size equal to the grid"
             )
 
     def coefficients(self, geometry: Geometry) -> dict[str, Coefficient]:
-        """Own the two learned costs, one of each for a parent type."""
+        """Return the two learned costs, one of each per parent type."""
         return COSTS
 
     def init_weight(self, weight: Tensor, geometry: Geometry) -> None:
-        """Keep the size of poses: the paper does not say, and the public codes differ."""
+        """Initialise so that votes have the scale of the poses; the paper gives no value, and public code differs."""
         weight.normal_(0, geometry.columns**-0.5)
 
     def vote_offset(self, geometry: Geometry, wiring: Wiring, like: Tensor) -> Tensor | None:
-        """Return the scaled place of each slot's child, in the right-hand column of the first two rows."""
+        """Return the scaled position of each slot's child, in the right-hand column of the first two rows."""
         if not self.coordinates:
             return None
         centers = wiring.centers(like)  # [*L, I, 2]
@@ -96,8 +96,8 @@ class EM(Routing):
         offset = F.pad(column.unsqueeze(-1), (columns - 1, 0))  # [*L, I, A, Y]
         return offset.flatten(-2).unsqueeze(-2)
 
-    def step(self, p: Mapping[str, Tensor], votes: Votes, children: Capsules, state: State, t: int) -> State:
-        """Take an E-step but at the start, then an M-step."""
+    def step(self, coefficients: Mapping[str, Tensor], votes: Votes, children: Capsules, state: State, t: int) -> State:
+        """Run the E-step (except in the first iteration), then the M-step."""
         if t == 0:
             logits, coupling = None, votes.uniform(children.pose)
         else:
@@ -105,13 +105,13 @@ class EM(Routing):
             coupling = votes.softmax(logits)
         weight = coupling * child_activations(votes, children).unsqueeze(-1)  # [B, *L, I, J]
         temperature = inverse_temperature(t, self.inverse_temperature, self.annealing)
-        fit = fit_gaussian(p, votes, weight, temperature, self.variance_floor)
+        fit = fit_gaussian(coefficients, votes, weight, temperature, self.variance_floor)
         return State(
             pose=fit.mean,
-            activation=fit.evidence.sigmoid(),
+            activation=fit.activation_logit.sigmoid(),
             coupling=coupling,
             logits=logits,
-            memory=(fit.variance, F.logsigmoid(fit.evidence)),
+            memory=(fit.variance, F.logsigmoid(fit.activation_logit)),
         )
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""The M-step of EM routing: the Gaussian that weighted votes make, and how active it is. No routing by itself."""
+"""The M-step of EM routing, shared by `EM` and by `InvertedAttention` with activations. Not a routing by itself."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -11,23 +11,23 @@ from torchcaps.votes import Votes
 
 __all__ = ["COSTS", "Gaussian", "child_activations", "fit_gaussian", "inverse_temperature"]
 
-SMALLEST_MASS = 1e-10  # what a parent without children is divided by
+MIN_MASS = 1e-10  # lower bound of the divisor, for a parent that no child is assigned to
 
-# The two learned costs of Hinton 2018, one of each for a parent type.
+# The two learned costs of Hinton 2018, one of each per parent type.
 COSTS = {"beta_u": Coefficient(("J",), 0.0), "beta_a": Coefficient(("J",), 0.0)}
 
 
 class Gaussian(NamedTuple):
-    """A parent for each place and type.
+    """The Gaussian of each parent, one per position and parent type.
 
     Shapes:
-        total, mean, variance ``[B, *L, J, D]``; evidence, the logit of the activation, ``[B, *L, J]``.
+        total (the weighted sum of votes), mean, variance ``[B, *L, J, D]``; activation_logit ``[B, *L, J]``.
     """
 
     total: Tensor
     mean: Tensor
     variance: Tensor
-    evidence: Tensor
+    activation_logit: Tensor
 
 
 def inverse_temperature(t: int, final: float = 0.01, annealing: float = 0.95) -> float:
@@ -40,28 +40,28 @@ def inverse_temperature(t: int, final: float = 0.01, annealing: float = 0.95) ->
 
 
 def fit_gaussian(
-    p: Mapping[str, Tensor], votes: Votes, weight: Tensor, temperature: float, floor: float = 1e-4
+    coefficients: Mapping[str, Tensor], votes: Votes, weight: Tensor, temperature: float, floor: float = 1e-4
 ) -> Gaussian:
-    """Fit a Gaussian to the votes for each parent: Hinton 2018, Procedure 1, M-step.
+    """Fit a Gaussian to the weighted votes of each parent: Hinton 2018, Procedure 1, M-step.
 
     Args:
-        p: ``beta_u`` and ``beta_a``.
+        coefficients: ``beta_u`` and ``beta_a``.
         votes: the votes.
         weight: ``R_ij a_i``, ``[B, *L, I, J]``.
         temperature: ``lambda_t``.
         floor: added to every variance.
     """
     mass = weight.sum(-2)  # S_j: [B, *L, J]
-    divisor = mass.clamp_min(SMALLEST_MASS).unsqueeze(-1)
+    divisor = mass.clamp_min(MIN_MASS).unsqueeze(-1)
     total = votes.sum(weight)
     mean = total / divisor
     variance = votes.sqsum(weight, mean) / divisor + floor
-    cost = (p["beta_u"].unsqueeze(-1) + 0.5 * variance.log()).sum(-1) * mass
-    return Gaussian(total, mean, variance, temperature * (p["beta_a"] - cost))
+    cost = (coefficients["beta_u"].unsqueeze(-1) + 0.5 * variance.log()).sum(-1) * mass
+    return Gaussian(total, mean, variance, temperature * (coefficients["beta_a"] - cost))
 
 
 def child_activations(votes: Votes, children: Capsules) -> Tensor:
-    """Return the activation of each slot's child: 1 where children have none, 0 in padding.
+    """Return the activation of each slot's child: 1 if the children have no activations, 0 for padding.
 
     Shapes:
         ``-> [B, *L, I]``

@@ -1,4 +1,4 @@
-"""Routing without a layer: for votes that the caller has made."""
+"""`route`: apply a routing algorithm to a tensor of votes, without a layer."""
 
 from collections.abc import Mapping
 from typing import Literal, overload
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchcaps._core.validation import check_finite, check_float, check_non_negative
 from torchcaps.capsules import Capsules, as_capsules, disable_autocast
-from torchcaps.routing.base import Geometry, Routing, Trace, as_routing, iterate
+from torchcaps.routing.base import Geometry, Routing, Trace, as_routing, run_routing
 from torchcaps.votes import DenseVotes
 
 __all__ = ["route"]
@@ -41,15 +41,15 @@ def route(
     """Route votes to parents.
 
     Args:
-        votes: ``[B, I, J, D]``, what each of ``I`` children says of the pose of each of ``J`` parents.
+        votes: ``[B, I, J, D]``, the pose that each of ``I`` children predicts for each of ``J`` parents.
         routing: the algorithm, or its name.
         activation: the children's activations ``[B, I]``, for algorithms that use them.
-        trace: return the states of every iteration as well.
-        coefficients: what the algorithm has learned, by name. Those left out have their first value, where that
-            is a number; couplings that start at random exist only in a layer, or here.
+        trace: also return the states of every iteration.
+        coefficients: tensors of the algorithm by name. Missing ones take their initial value if it is a constant;
+            randomly initialised ones must be given.
 
     Returns:
-        `Capsules` with pose ``[B, J, D]``; with ``trace``, a pair of them and the `Trace`.
+        `Capsules` with pose ``[B, J, D]``; if ``trace`` is True, a pair of capsules and `Trace`.
 
     >>> import torch, torchcaps
     >>> torchcaps.route(torch.randn(2, 32, 10, 16), "dynamic").pose.shape
@@ -61,37 +61,37 @@ def route(
         raise ValueError(f"votes must have the axes [B, I, J, D], got {list(votes.shape)}")
     _, slots, parents, dim = votes.shape
     if not slots * parents * dim:
-        raise ValueError(f"votes must be of one child, parent and number or more, got {list(votes.shape)}")
+        raise ValueError(f"votes must have at least one child, parent and pose element, got {list(votes.shape)}")
     if activation is not None and (not isinstance(activation, Tensor) or activation.shape != votes.shape[:2]):
         got = list(activation.shape) if isinstance(activation, Tensor) else type(activation).__name__
-        raise ValueError(f"activation must be a tensor {list(votes.shape[:2])}, one for each child, got {got}")
+        raise ValueError(f"activation must be a tensor {list(votes.shape[:2])}, one value per child, got {got}")
     geometry = Geometry(slots, parents, dim, rows=1, columns=dim, types=slots, child_dim=dim)
     routing.check(geometry)
     if routing.residual:
-        raise ValueError(f"{routing} adds the children to the parents, and votes don't tell them: put it into a layer")
-    # The algorithms look at the children for their activations, dtype and device; their poses are not known here.
+        raise ValueError(f"{routing} adds the children to the parents, which can't be computed from votes: use a layer")
+    # Algorithms use the children for activations, dtype and device; their poses are not known here.
     children = as_capsules(Capsules(votes[:, :, 0], activation), "children")
     check_finite(votes, "votes")
     check_finite(activation, "activation")
     check_non_negative(activation, "activation")
-    p = dict(coefficients or {})
-    owned = routing.coefficients(geometry)
-    for name, value in p.items():
-        if name not in owned:
-            raise ValueError(f"coefficients has {name!r}, and {routing} owns {sorted(owned) or 'none'}")
+    tensors = dict(coefficients or {})
+    declared = routing.coefficients(geometry)
+    for name, value in tensors.items():
+        if name not in declared:
+            raise ValueError(f"unknown coefficient {name!r}: {routing} has {sorted(declared) or 'none'}")
         if not isinstance(value, Tensor):
             raise TypeError(f"coefficients[{name!r}] must be a tensor, got {type(value).__name__}")
-    for name, coefficient in owned.items():
+    for name, coefficient in declared.items():
         size = geometry.size(coefficient.axes)
-        if name not in p:
+        if name not in tensors:
             if callable(coefficient.init):
                 raise ValueError(
-                    f"{type(routing).__name__} has {name!r}, which starts at random: put it into a layer, or "
+                    f"{type(routing).__name__} has {name!r}, which is initialised at random: use a layer, or "
                     f"pass coefficients={{{name!r}: ...}} of shape {list(size)}"
                 )
-            p[name] = votes.new_full(size, coefficient.init, dtype=coefficient.dtype)
-        elif p[name].shape != torch.Size(size):
-            raise ValueError(f"coefficients[{name!r}] must have the shape {list(size)}, got {list(p[name].shape)}")
+            tensors[name] = votes.new_full(size, coefficient.init, dtype=coefficient.dtype)
+        elif tensors[name].shape != torch.Size(size):
+            raise ValueError(f"coefficients[{name!r}] must have shape {list(size)}, got {list(tensors[name].shape)}")
     with disable_autocast(votes):
-        capsules, states = iterate(routing, p, DenseVotes(votes, routing.wire(slots)), children, trace)
+        capsules, states = run_routing(routing, tensors, DenseVotes(votes, routing.wire(slots)), children, trace)
     return (capsules, states) if trace else capsules

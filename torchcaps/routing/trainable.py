@@ -1,4 +1,4 @@
-"""Couplings that are learned like any weight."""
+"""Trainable couplings, learned like any weight: Chen 2019 (G-CapsNets)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,41 +16,41 @@ __all__ = ["Trainable"]
 
 @dataclass(frozen=True)
 class Trainable(Routing):
-    """Trainable couplings: Chen 2019 (G-CapsNets), eq. 1 to 4.
+    """Trainable couplings: Chen 2019 (G-CapsNets); the paper does not number these equations.
 
-    ``v_j = Σ_i c_ij v_ij``, then ``v' = (1 - exp(-|v|)) v / |v|``, with couplings that are free parameters: any
-    sign, any sum, the same for every image. A dense layer has one for each pair; a convolution one for each
-    pair of slot and parent type *at every output position*, while its matrices are shared, so the layer must
-    know its grid.
+    ``v_j = Σ_i c_ij v_ij``, then ``v' = (1 - exp(-|v|)) v / |v|``, with couplings that are free parameters: any sign,
+    any sum, the same for every image. A dense layer has one per pair of child and parent. A convolution has one per
+    slot and parent type *at every output position*, while its transformation matrices are shared over positions, so
+    the layer must know its grid.
 
-    Nothing stands between transform and coupling, so in a dense layer ``c_ij W_ij`` is one linear map: the
-    couplings change how it is learned, not what it can be.
+    There is no nonlinearity between transform and coupling, so in a dense layer ``c_ij W_ij`` is one linear map: the
+    couplings change the optimisation, not the set of functions.
 
     Args:
-        relu: where the ReLU stands: ``"before"`` the squash (the authors' nets with one capsule layer),
-            ``"after"`` it (their multi-layer net), or ``"none"``. The paper says only that there is one.
+        relu: position of the ReLU: ``"before"`` the squash (the authors' nets with one capsule layer), ``"after"`` it
+            (their multi-layer net), or ``"none"``. The paper only states that there is one.
     """
 
     paper = "Chen 2019"
-    equation = "eq. 1 to 4"
-    couples = None
+    equation = "generalised routing, not numbered"
+    coupling_axis = None
 
     relu: Literal["before", "after", "none"] = "before"
 
     def coefficients(self, geometry: Geometry) -> dict[str, Coefficient]:
-        """Own the couplings, drawn as Caffe's Xavier filler does."""
+        """Return the couplings, initialised by Caffe's Xavier filler."""
         bound = (3 / geometry.slots) ** 0.5
         return {"coupling": Coefficient(("L", "I", "J"), lambda c: c.uniform_(-bound, bound))}
 
     def init_weight(self, weight: Tensor, geometry: Geometry) -> None:
-        """Draw as Caffe's Xavier filler does: a dense weight counts all parents into its fan in, a kernel one."""
+        """Initialise by Caffe's Xavier filler; its fan-in of a dense weight includes all parents, of a kernel one."""
         fan_in = geometry.columns * weight.shape[-1] * (geometry.parents if geometry.sites == () else 1)
         bound = (3 / fan_in) ** 0.5
         weight.uniform_(-bound, bound)
 
-    def step(self, p: Mapping[str, Tensor], votes: Votes, children: Capsules, state: State, t: int) -> State:
-        """Sum with the learned couplings; ReLU and squash in the order asked for."""
-        coupling = p["coupling"].expand(votes.shape[:-1])
+    def step(self, coefficients: Mapping[str, Tensor], votes: Votes, children: Capsules, state: State, t: int) -> State:
+        """Sum the votes with the learned couplings; apply ReLU and squash in the configured order."""
+        coupling = coefficients["coupling"].expand(votes.shape[:-1])
         pose = votes.sum(coupling)
         if self.relu == "before":
             pose = pose.relu()

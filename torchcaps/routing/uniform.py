@@ -1,4 +1,4 @@
-"""No routing at all: the baseline that every routing has to beat."""
+"""Uniform couplings: the baseline without routing."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,17 +15,17 @@ __all__ = ["Uniform"]
 
 @dataclass(frozen=True)
 class Uniform(Routing):
-    """Every child shares itself out equally: the first iteration of Sabour 2017, Procedure 1.
+    """Uniform couplings: the first iteration of Sabour 2017, Procedure 1.
 
     ``c_ij = 1/J``, ``v_j = squash(Σ_i c_ij v_ij)``
 
-    A layer with it is a linear layer with a squash. What a routing adds is its distance from this.
+    The layer is linear followed by a squash, so it is the baseline that a routing algorithm has to beat.
     """
 
     paper = "Sabour 2017"
     equation = "eq. 1 and 2 with c = 1/J"
 
-    def step(self, p: Mapping[str, Tensor], votes: Votes, children: Capsules, state: State, t: int) -> State:
-        """Sum the votes and squash."""
+    def step(self, coefficients: Mapping[str, Tensor], votes: Votes, children: Capsules, state: State, t: int) -> State:
+        """Sum the votes with equal couplings and squash."""
         coupling = votes.uniform(children.pose)
         return State(pose=squash(votes.sum(coupling)), coupling=coupling)

@@ -103,6 +103,6 @@ def reduce_gradients(
             own.add_(bias_gradient(of_votes, own))
         of_slots = slot_gradient(of_votes, piece.weight, plan.rows)
         windows = plan.wiring.windows(of_padded, piece.start, piece.stop)
-        for window, part in zip(windows, of_slots.chunk(plan.wiring.reads, dim=-1), strict=True):
+        for window, part in zip(windows, of_slots.chunk(plan.wiring.children_per_slot, dim=-1), strict=True):
             window.add_(part.flatten(-2))
     return plan.wiring.unpad(of_padded), of_weight, of_bias, *of_arguments

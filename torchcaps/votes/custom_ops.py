@@ -23,7 +23,7 @@ def encode(plan: Plan) -> list[int]:
     """Write a plan as numbers, which is what an operator takes."""
     wiring = plan.wiring
     window = [*wiring.kernel, *wiring.stride, *wiring.padding]
-    return [wiring.types, *(wiring.grid or (0, 0)), *window, wiring.slots == "type", plan.rows, plan.size or 0]
+    return [wiring.types, *(wiring.grid or (0, 0)), *window, wiring.slot_kind == "type", plan.rows, plan.size or 0]
 
 
 def _decode(numbers: list[int]) -> Plan:

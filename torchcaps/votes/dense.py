@@ -24,7 +24,7 @@ class DenseVotes(Votes):
     def make(cls, pose: Tensor, weight: Tensor, bias: Tensor | None, rows: int, wiring: Wiring) -> Self:
         """Transform children ``[B, I, K]`` or ``[B, *G, N, K]``; see `torchcaps.votes.transform` for the rest."""
         read = wiring.gather(pose)
-        children = [read] if wiring.slots == "capsule" else list(read.unbind(-2))
+        children = [read] if wiring.slot_kind == "capsule" else list(read.unbind(-2))
         return cls(make_votes(side_by_side(children, rows), weight, bias), wiring)
 
     def sum(self, coupling: Tensor) -> Tensor:

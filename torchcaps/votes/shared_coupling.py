@@ -163,7 +163,7 @@ def _as_windows(pose: Tensor, plan: Plan) -> Tensor:
         wiring.pad(pose).unfold(1, wiring.kernel[0], wiring.stride[0]).unfold(2, wiring.kernel[1], wiring.stride[1])
     )
     matrices = windows.unflatten(4, (plan.rows, -1))  # [B, *L, N, A, X, *kernel]
-    order = (0, 1, 2, 4, 3, 6, 7, 5) if wiring.slots == "type" else (0, 1, 2, 4, 6, 7, 3, 5)
+    order = (0, 1, 2, 4, 3, 6, 7, 5) if wiring.slot_kind == "type" else (0, 1, 2, 4, 6, 7, 3, 5)
     return matrices.permute(order).flatten(4)
 
 
@@ -193,7 +193,7 @@ def _channels_last(images: Tensor, rows: int) -> Tensor:
 
 def _as_kernel(matrix: Tensor, wiring: Wiring) -> Tensor:
     """Write the matrices of all slots as a kernel, ``[J * Y, N * X, *kernel]``, channels last in memory."""
-    if wiring.slots == "type":  # [N, cells * X, J, Y]
+    if wiring.slot_kind == "type":  # [N, cells * X, J, Y]
         cells = matrix.unflatten(1, (wiring.cells, -1)).permute(3, 4, 1, 0, 2)
     else:  # [cells * N, X, J, Y]
         cells = matrix.unflatten(0, (wiring.cells, -1)).permute(3, 4, 0, 1, 2)
@@ -203,6 +203,6 @@ def _as_kernel(matrix: Tensor, wiring: Wiring) -> Tensor:
 def _from_kernel(kernel: Tensor, wiring: Wiring, n_parents: int) -> Tensor:
     cells = kernel.permute(0, 2, 3, 1).flatten(1, 2).unflatten(-1, (wiring.types, -1))  # [J * Y, cells, N, X]
     cells = cells.unflatten(0, (n_parents, -1))
-    if wiring.slots == "type":
+    if wiring.slot_kind == "type":
         return cells.permute(3, 2, 4, 0, 1).flatten(1, 2)
     return cells.permute(2, 3, 4, 0, 1).flatten(0, 1)

@@ -34,7 +34,7 @@ class Wiring:
         types: children of a dense layer, or child types at each place of the grid.
         grid: the children's grid ``(H, W)``, or ``None``.
         kernel, stride, padding: the window. Slots outside the grid read a capsule of zeros.
-        slots: ``"capsule"``: every capsule of the window is a slot. ``"type"``: every child type is one
+        slot_kind: ``"capsule"``: every capsule of the window is a slot. ``"type"``: every child type is one
             slot, which reads its whole window (Choi 2019, whose votes are convolutions).
         competition: who competes for a child. ``"local"``: the parents of one receptive field (Tsai 2020).
             ``"global"``: all parents that read the child, wherever they stand (Hinton 2018).
@@ -45,7 +45,7 @@ class Wiring:
     kernel: tuple[int, int] = (1, 1)
     stride: tuple[int, int] = (1, 1)
     padding: Padding = (0, 0, 0, 0)
-    slots: Literal["capsule", "type"] = "capsule"
+    slot_kind: Literal["capsule", "type"] = "capsule"
     competition: Literal["local", "global"] = "local"
 
     def __post_init__(self) -> None:
@@ -81,12 +81,12 @@ class Wiring:
     @property
     def n_slots(self) -> int:
         """Slots of one site, ``I``."""
-        return self.types if self.slots == "type" else self.cells * self.types
+        return self.types if self.slot_kind == "type" else self.cells * self.types
 
     @property
-    def reads(self) -> int:
+    def children_per_slot(self) -> int:
         """Children that one slot reads."""
-        return self.cells if self.slots == "type" else 1
+        return self.cells if self.slot_kind == "type" else 1
 
     # The definition: an index of children ------------------------------------------------------------------
 
@@ -94,11 +94,11 @@ class Wiring:
         """Name the child that each slot reads: its number in the order (row, column, type), or -1 for padding.
 
         Shapes:
-            ``[I]`` dense, ``[*L, I]`` on a grid; with ``slots="type"`` a last axis of the window's places.
+            ``[I]`` dense, ``[*L, I]`` on a grid; with ``slot_kind="type"`` a last axis of the window's places.
         """
         if self.grid is None:
             child = torch.arange(self.types, device=device)
-            return child if self.slots == "capsule" else child.unsqueeze(-1)
+            return child if self.slot_kind == "capsule" else child.unsqueeze(-1)
         rows = self._positions(0, device)  # [L0, k0]
         columns = self._positions(1, device)  # [L1, k1]
         row, column = rows[:, None, :, None], columns[None, :, None, :]
@@ -106,7 +106,7 @@ class Wiring:
         place = (row * self.grid[1] + column).flatten(2)  # [*L, cells]
         inside = inside.flatten(2)
         types = torch.arange(self.types, device=device)
-        if self.slots == "type":
+        if self.slot_kind == "type":
             child = place[..., None, :] * self.types + types[:, None]
             return torch.where(inside[..., None, :], child, -1)
         child = place[..., None] * self.types + types
@@ -121,11 +121,11 @@ class Wiring:
         """Give every slot what it reads, by the index; zeros where it reads padding.
 
         Shapes:
-            ``[B, I, ...]`` or ``[B, *G, N, ...] -> [B, *L, I, ...]``, with ``slots="type"`` one more axis,
+            ``[B, I, ...]`` or ``[B, *G, N, ...] -> [B, *L, I, ...]``, with ``slot_kind="type"`` one more axis,
             ``[B, *L, I, reads, ...]``.
         """
         if self.grid is None:
-            return x if self.slots == "capsule" else x.unsqueeze(2)
+            return x if self.slot_kind == "capsule" else x.unsqueeze(2)
         flat = x.flatten(1, 3)
         zero = flat.new_zeros((flat.shape[0], 1, *flat.shape[2:]))
         index = self.index(x.device)
@@ -141,7 +141,7 @@ class Wiring:
         Shapes:
             ``[*L, I, 2]``
         """
-        if self.grid is None or self.slots == "type":
+        if self.grid is None or self.slot_kind == "type":
             raise ValueError("coordinates need children on a grid, each with a slot of its own")
         rows = (self._positions(0, like.device).to(like.dtype) + 0.5) / self.grid[0]
         columns = (self._positions(1, like.device).to(like.dtype) + 0.5) / self.grid[1]
@@ -184,7 +184,7 @@ class Wiring:
         if self.grid is None:
             yield padded[:, start:stop]
             return
-        if self.slots == "type":
+        if self.slot_kind == "type":
             cells, types = range(self.cells), slice(start, stop)
         else:
             cell = start // self.types

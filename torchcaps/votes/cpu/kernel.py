@@ -135,8 +135,8 @@ class _Job:
         own.leak, own.through = getattr(reduction, "leak", False), getattr(reduction, "through", True)
         own.lanes = pose.shape[0] * math.prod(wiring.sites)
         own.slots, own.types, own.cells = n_slots, wiring.types, wiring.cells
-        own.rows, own.columns, own.parents, own.outs = plan.rows, columns // wiring.reads, n_parents, outs
-        own.by_type = wiring.slots == "type"
+        own.rows, own.columns, own.parents, own.outs = plan.rows, columns // wiring.children_per_slot, n_parents, outs
+        own.by_type = wiring.slot_kind == "type"
         own.sites, own.grid = _Pair(*(wiring.sites or (1, 1))), _Pair(*grid)
         own.kernel, own.stride = _Pair(*wiring.kernel), _Pair(*wiring.stride)
         own.before = _Pair(wiring.padding[0], wiring.padding[2])
