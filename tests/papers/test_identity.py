@@ -36,9 +36,9 @@ def test_a_record_of_other_settings_is_none(own: Store) -> None:
     assert again(own).record(Job(RUN, 0)) is not None
     path.write_text(json.dumps({**record, "config": {**record["config"], "ema_decay": 0.5}}))
     assert again(own).record(Job(RUN, 0)) is None
-    path.write_text(json.dumps({**record, "net": {**record["net"], "width": 99}}))
+    path.write_text(json.dumps({**record, "model_spec": {**record["model_spec"], "width": 99}}))
     assert again(own).record(Job(RUN, 0)) is None
-    path.write_text(json.dumps({k: v for k, v in record.items() if k != "net"}))
+    path.write_text(json.dumps({k: v for k, v in record.items() if k != "model_spec"}))
     assert again(own).record(Job(RUN, 0)) is not None  # written before there was such a thing
 
 

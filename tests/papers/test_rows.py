@@ -8,7 +8,7 @@ import torch
 from torchcaps.papers import find_paper, list_papers
 from torchcaps.reproduce.context import mean_of
 from torchcaps.reproduce.planner import jobs_of, members_of
-from torchcaps.reproduce.scales import digest, run_spec
+from torchcaps.reproduce.scales import run_spec
 from torchcaps.reproduce.schema import Measure, Run
 from torchcaps.reproduce.store import Job, Store
 from torchcaps.routing import EM, Dynamic, InvertedAttention, Quadratic
@@ -111,16 +111,14 @@ def test_chens_rows() -> None:
 def test_runs_that_differ_have_names_that_differ() -> None:
     base = Run("sabour2017_mnist", {}, {"epochs": 4, "max_train_images": 20_000})
     others = [base.but(cpu={"epochs": 5}), base.but(cpu={"max_train_images": 10_000}), base.but(val_fraction=0.1)]
-    assert len({digest(run_spec(run, "cpu")) for run in (base, *others)}) == 4
-    names: dict[str, str] = {}
+    assert len({run_spec(run, "cpu").record_name() for run in (base, *others)}) == 4
+    identities: dict[str, dict[str, Any]] = {}
     for paper in list_papers():
         for item in paper.items:
             for found in item.sources():
                 if isinstance(found, Run):
                     spec = run_spec(found, "cpu")
-                    assert names.setdefault(f"{found.model}-{digest(spec)}", str(spec.to_plain())) == str(
-                        spec.to_plain()
-                    )
+                    assert identities.setdefault(spec.record_name(), spec.identity()) == spec.identity()
 
 
 def nothing(context: Any) -> dict[str, Any]:

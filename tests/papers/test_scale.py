@@ -28,7 +28,7 @@ from torchcaps.models import (
 )
 from torchcaps.models.registry import REGISTRY
 from torchcaps.models.schedules import OneCycle
-from torchcaps.reproduce.scales import NARROW, deciding, run_spec
+from torchcaps.reproduce.scales import NARROW, run_spec
 from torchcaps.reproduce.schema import Run
 from torchcaps.routing import Dynamic
 
@@ -84,10 +84,11 @@ def test_cpu_changes_what_the_paper_says_and_nothing_else() -> None:
 def test_what_decides_a_run_is_told_whole() -> None:
     """Defaults of the model are in it, what only says where it is computed is not."""
     spec = run_spec(Run("sabour2017_mnist", {"routing": Dynamic(1)}), "full", seed=3, num_threads=1)
-    told = deciding(spec)
-    assert told == deciding(run_spec(Run("sabour2017_mnist", {"routing": Dynamic(1)}), "full", seed=4, num_threads=2))
-    assert told["net"]["width"] == 256
-    assert (told["net"]["routing"]["kind"], told["net"]["routing"]["iterations"]) == ("Dynamic", 1)
+    told = spec.identity()
+    assert told == run_spec(Run("sabour2017_mnist", {"routing": Dynamic(1)}), "full", seed=4, num_threads=2).identity()
+    assert told["model_spec"]["width"] == 256
+    routing = told["model_spec"]["routing"]
+    assert (routing["class_path"], routing["init_args"]["iterations"]) == ("torchcaps.routing.Dynamic", 1)
     assert told["batch_size"] == 128
     assert not told.keys() & {"seed", "num_threads", "data_dir", "model_options"}
     assert json.loads(json.dumps(told)) == told

@@ -13,7 +13,7 @@ from torchcaps.analysis.alignment import Alignment
 from torchcaps.metrics import wilson_interval
 from torchcaps.reproduce.markdown import item_text, ours, published
 from torchcaps.reproduce.render import write_report
-from torchcaps.reproduce.scales import digest, run_spec
+from torchcaps.reproduce.scales import run_spec
 from torchcaps.reproduce.schema import Cell, Claim, Item, Measure, Paper, Parameters, Published, Row, Run
 from torchcaps.reproduce.statistics import Results, Value
 from torchcaps.reproduce.store import Job, Store
@@ -151,9 +151,9 @@ def test_what_an_analysis_returns_comes_back_from_its_record(tmp_path: Path) -> 
 def test_a_run_is_named_by_what_it_is() -> None:
     run = Run("sabour2017_mnist", {"routing": Dynamic(1)})
     same, other = Run("sabour2017_mnist", {"routing": Dynamic(1)}), Run("sabour2017_mnist")
-    names = [digest(run_spec(r, "cpu", seed)) for r, seed in ((run, 0), (same, 5), (other, 0))]
+    names = [run_spec(r, "cpu", seed).record_name() for r, seed in ((run, 0), (same, 5), (other, 0))]
     assert names[0] == names[1] != names[2]
-    assert digest(run_spec(run, "cpu", num_threads=1, data_dir="/somewhere")) == names[0]
+    assert run_spec(run, "cpu", num_threads=1, data_dir="/somewhere").record_name() == names[0]
 
 
 def test_the_report_says_what_did_not_run(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ jsonargparse writes it, so that the configuration of a run can be passed back on
 
 import dataclasses
 import os
+import sys
 import types
 import typing
 from collections.abc import Mapping
@@ -16,7 +17,18 @@ from torch import Tensor
 
 from torchcaps._core.registry import import_object
 
-__all__ = ["from_plain", "polymorphic", "result_from_dict", "result_to_dict", "to_json", "to_plain"]
+__all__ = [
+    "from_plain",
+    "is_identity",
+    "is_resumable",
+    "non_default",
+    "polymorphic",
+    "result_from_dict",
+    "result_to_dict",
+    "setting",
+    "to_json",
+    "to_plain",
+]
 
 T = TypeVar("T")
 _POLYMORPHIC: list[type] = []  # base classes whose subclass is part of the value
@@ -28,16 +40,80 @@ def polymorphic(base: type[T]) -> type[T]:
     return base
 
 
+def setting(
+    default: Any = dataclasses.MISSING,
+    *,
+    default_factory: Any = dataclasses.MISSING,
+    identity: bool = True,
+    resumable: bool = False,
+) -> Any:
+    """Return a dataclass field with the two flags of a run's setting.
+
+    Args:
+        default: default value.
+        default_factory: as for `dataclasses.field`; such a field does not take part in the hash.
+        identity: the setting decides the result of a run, so it is part of a record's identity.
+        resumable: the setting may change when a run is resumed.
+
+    A field without flags is part of the identity and not resumable.
+    """
+    mutable = default_factory is not dataclasses.MISSING
+    return dataclasses.field(
+        default=default,
+        default_factory=default_factory,
+        hash=False if mutable else None,
+        metadata={"identity": identity, "resumable": resumable},
+    )
+
+
+def is_identity(cls: type, name: str) -> bool:
+    """Return whether a field is part of a record's identity (see `setting`)."""
+    return _flag(cls, name, "identity", True)
+
+
+def is_resumable(cls: type, name: str) -> bool:
+    """Return whether a field may change when a run is resumed (see `setting`)."""
+    return _flag(cls, name, "resumable", False)
+
+
+def _flag(cls: type, name: str, flag: str, default: bool) -> bool:
+    """Return a flag of a field. A subclass that declares the field again, for another default, inherits its flags."""
+    for owner in cls.__mro__:
+        field = getattr(owner, "__dataclass_fields__", {}).get(name)
+        if field is not None and flag in field.metadata:
+            return field.metadata[flag]
+    return default
+
+
+def non_default(value: Any) -> Any:
+    """Return a setting as JSON values, without the fields of dataclasses that have their default.
+
+    The class of a polymorphic value is written by its name, so that the result does not change if a module moves.
+
+    >>> from torchcaps.routing import EM
+    >>> non_default(EM(2)), non_default(EM())
+    ({'class': 'EM', 'iterations': 2}, {'class': 'EM'})
+    """
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return to_plain(value)
+    changed = {"class": type(value).__name__} if isinstance(value, tuple(_POLYMORPHIC)) else {}
+    for field in dataclasses.fields(value):
+        factory, now = field.default_factory, getattr(value, field.name)
+        if now != (field.default if factory is dataclasses.MISSING else factory()):
+            changed[field.name] = non_default(now)
+    return changed
+
+
 def to_plain(value: Any) -> Any:
     """Return a setting as dicts, lists, numbers and strings; raise a TypeError for anything else.
 
     >>> from torchcaps.routing import EM
     >>> to_plain(EM(2))["class_path"]
-    'torchcaps.routing.em.EM'
+    'torchcaps.routing.EM'
     """
     if isinstance(value, tuple(_POLYMORPHIC)):
         fields = {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-        return {"class_path": f"{type(value).__module__}.{type(value).__qualname__}", "init_args": fields}
+        return {"class_path": _class_path(type(value)), "init_args": fields}
     if dataclasses.is_dataclass(value):
         return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, tuple | list):
@@ -47,6 +123,13 @@ def to_plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise TypeError(f"a setting must be a number, string, list, mapping or dataclass, got {value!r}")
+
+
+def _class_path(cls: type) -> str:
+    """Return the import path of a class; that of its package if the package exports the class."""
+    package = cls.__module__.rpartition(".")[0]
+    public = getattr(sys.modules.get(package), cls.__qualname__, None) is cls
+    return f"{package if public else cls.__module__}.{cls.__qualname__}"
 
 
 def from_plain(annotation: Any, value: Any) -> Any:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps._core.labels import split_labels
+from torchcaps._core.serialize import setting
 from torchcaps._core.validation import check_fields, check_range
 from torchcaps.losses import ClassLoss, MarginLoss, MultiLabelLoss, ReconstructionLoss, SpreadLoss
 from torchcaps.models.output import Output
@@ -170,15 +171,15 @@ class Recipe:
     optimizer: OptimizerConfig = OptimizerConfig()
     lr_schedule: LRSchedule = Constant()
     batch_size: int = 128
-    epochs: int | None = None
-    steps: int | None = None
+    epochs: int | None = setting(None, resumable=True)
+    steps: int | None = setting(None, resumable=True)
     ascents: int = 0
     data: str = ""
-    test_data: str = ""
+    test_data: str = setting("", resumable=True)
     augmentation: str = ""
     val_fraction: float = 0.0
-    eval_weights: Literal["last", "best", "ema"] = "last"
-    note: str = ""
+    eval_weights: Literal["last", "best", "ema"] = setting("last", resumable=True)
+    note: str = setting("", identity=False, resumable=True)
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
+from torchcaps._core.serialize import setting
 from torchcaps._core.validation import check_fields
 from torchcaps.models.builder import ImageTooSmall, Layers
 from torchcaps.models.heads import HeadName, head_for
@@ -38,8 +39,8 @@ class ModelSpec(ABC):
     presets: ClassVar[tuple[str, ...]] = ("paper", "official")
     least: ClassVar[dict[str, int]] = {"classes": 2, "depth": 0}  # of whole numbers that don't begin at 1
 
-    image: Image
-    classes: int = 10
+    image: Image = dataclasses.field(metadata={"identity": False})  # follows the data
+    classes: int = setting(10, identity=False)  # follows the data
     preset: Preset = "paper"
 
     def __post_init__(self) -> None:
@@ -133,7 +134,7 @@ class CapsuleSpec(ModelSpec):
     routing: Routing | str = "dynamic"
     reconstruction: bool = False
     hidden: tuple[int, ...] = (512, 1024)
-    streamed: Streamed = "auto"
+    streamed: Streamed = setting("auto", identity=False)  # follows the memory: results are equal
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "routing", as_routing(self.routing))

@@ -14,7 +14,7 @@ from torch import Tensor
 from torchcaps.data.report import presence
 from torchcaps.models import Network
 from torchcaps.profiling.memory import estimate_memory
-from torchcaps.reproduce.scales import Scale, digest, run_spec
+from torchcaps.reproduce.scales import Scale, run_spec
 from torchcaps.reproduce.schema import Item, Measure, Parameters, Run, Source
 from torchcaps.reproduce.store import Job, Store
 from torchcaps.routing import Quadratic
@@ -231,7 +231,7 @@ def _run_task(job: Job, store: Store, timed: bool, own: dict[str, Any]) -> Task:
     left = max(0, steps - done)
     seconds, memory = 0.0, 0
     if timed and left:
-        step, memory = _step_cost(digest(spec), spec, images)
+        step, memory = _step_cost(spec.record_name(), spec, images)
         looks = max(1, left // (spec.eval_interval_steps or per_epoch)) + 1
         watched = images.held_out if images.held_out is not None else images.test
         batches = len(watched) / spec.recipe.batch_size if watched is not None else 0.0

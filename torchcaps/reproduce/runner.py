@@ -11,7 +11,7 @@ import torch
 from torchcaps._core.optional import import_optional
 from torchcaps.reproduce.context import Context
 from torchcaps.reproduce.planner import Plan, Task, members_of
-from torchcaps.reproduce.scales import deciding, run_spec
+from torchcaps.reproduce.scales import run_spec
 from torchcaps.reproduce.schema import Measure, Run
 from torchcaps.reproduce.store import Job, Store, write_whole
 from torchcaps.training import Diverged, RunSpec, load_run, resume, train
@@ -156,7 +156,7 @@ def _same_settings(folder: RunFolder, spec: RunSpec) -> None:
     They stand in a file beside the folder, since the folder of a new run must be empty.
     """
     told = folder.path.with_name(f"{folder.path.name}.json")
-    now = json.dumps(deciding(spec), indent=1)
+    now = json.dumps(spec.identity(), indent=1)
     if not folder.config.exists() or not told.exists():
         write_whole(told, now.encode())
     elif told.read_text(encoding="utf-8", errors="replace") != now:

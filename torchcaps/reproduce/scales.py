@@ -1,8 +1,6 @@
 """The three scales: what becomes of a run in seconds, in an afternoon on two cores, and as the paper did it."""
 
 import dataclasses
-import hashlib
-import json
 from typing import Any, Literal
 
 from torchcaps.models import (
@@ -26,12 +24,11 @@ from torchcaps.models import (
     TsaiDiverseCNN,
     Yang2021,
 )
-from torchcaps.models.recipe import Recipe
 from torchcaps.reproduce.schema import Run
 from torchcaps.training import RunSpec
 from torchcaps.training.names import find_model
 
-__all__ = ["NARROW", "SCALES", "SEEDS", "Scale", "deciding", "digest", "fingerprint", "run_spec"]
+__all__ = ["NARROW", "SCALES", "SEEDS", "Scale", "run_spec"]
 
 Scale = Literal["smoke", "cpu", "full"]
 SCALES: tuple[Scale, ...] = ("smoke", "cpu", "full")
@@ -59,12 +56,6 @@ NARROW: dict[type, dict[str, Any]] = {
     TsaiDiverseCNN: {"width": 16, "features": 32},
     ChenCNN: {"width": 8, "channels": 16, "features": 32},
 }
-# Nothing that decides what comes out of a run, but where and how it is computed.
-FREE = {
-    "seed", "data_dir", "num_threads", "num_workers", "devices", "device", "checkpoint_interval_minutes",
-    "checkpoint_interval_steps", "note", "tensorboard", "eval_interval_epochs",
-}  # fmt: skip
-FOLLOWING = ("image", "classes", "streamed")  # fields of models that follow the images, or the memory
 MADE = ("multimnist", "multimnist-official", "diverse-multimnist", "expanded-mnist", "affnist-style")
 
 
@@ -112,34 +103,3 @@ def _smoke(spec: RunSpec) -> RunSpec:
         max_test_images=32,
         eval_interval_steps=2,
     ).replace_recipe(**changes)
-
-
-def deciding(spec: RunSpec) -> dict[str, Any]:
-    """Return all of a run that decides what comes out of it, as JSON holds it: its settings, and under ``"net"`` every
-    field of its model but for what follows the images or the memory.
-    """
-    settings = {k: v for k, v in spec.to_plain().items() if k not in (*FREE, "model_options")}
-    net = dataclasses.replace(find_model(spec.model).spec, **spec.model_options)
-    fields = {f.name: getattr(net, f.name) for f in dataclasses.fields(net) if f.name not in FOLLOWING}
-    return json.loads(json.dumps({**settings, "net": fields}, default=_words))
-
-
-def fingerprint(spec: RunSpec) -> str:
-    """Return a short name for all that decides a run, which is another one when a default has changed."""
-    return hashlib.sha256(json.dumps(deciding(spec), sort_keys=True).encode()).hexdigest()[:8]
-
-
-def _words(value: Any) -> Any:
-    """Return what JSON has no form for: a routing or the like by its kind and its fields."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {"kind": type(value).__name__, **{f.name: getattr(value, f.name) for f in dataclasses.fields(value)}}
-    return str(value)
-
-
-def digest(spec: RunSpec) -> str:
-    """Return a short name for what a run is, the same wherever and with whatever seed it is computed."""
-    plain = {k: v for k, v in spec.to_plain().items() if k not in FREE and v is not None}
-    defaults = {f.name: f.default for f in dataclasses.fields(RunSpec) if f.default is not dataclasses.MISSING}
-    defaults |= {f.name: f.default for f in dataclasses.fields(Recipe) if isinstance(f.default, int | float | str)}
-    kept = {k: v for k, v in plain.items() if k not in defaults or defaults[k] != v}
-    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:8]

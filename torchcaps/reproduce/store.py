@@ -19,7 +19,7 @@ from torch import Tensor
 
 from torchcaps._core.files import move_into_place, staging_directory
 from torchcaps._core.optional import import_optional
-from torchcaps.reproduce.scales import Scale, deciding, digest, fingerprint, run_spec
+from torchcaps.reproduce.scales import Scale, run_spec
 from torchcaps.reproduce.schema import Measure, Run
 from torchcaps.training import RunSpec
 from torchcaps.training.errors import RunError
@@ -55,7 +55,7 @@ def source_name(source: Run | Measure, scale: Scale) -> str:
         return source.name
     words = repr(source), scale
     if words not in _NAMES:
-        _NAMES[words] = f"{source.model}-{digest(run_spec(source, scale))}"
+        _NAMES[words] = run_spec(source, scale).record_name()
     return _NAMES[words]
 
 
@@ -107,8 +107,8 @@ class Store:
     def _is_of(self, found: dict[str, Any], job: Job) -> bool:
         """Return whether a record is that of a run: its name stands for what the run changes, and defaults change."""
         assert isinstance(job.source, Run)
-        now = deciding(run_spec(job.source, self.scale, job.seed))
-        then = {**found["config"], "net": found.get("net", now["net"])}
+        now = run_spec(job.source, self.scale, job.seed).identity()
+        then = {**found["config"], "model_spec": found.get("model_spec", now["model_spec"])}
         return all(then.get(name) == value for name, value in now.items())
 
     def _load(self, path: Path) -> dict[str, Any] | None:
@@ -159,7 +159,7 @@ class Store:
         """Return what a measurement calls one of its networks: the run's name, and all of its settings in short."""
         words = repr(run)
         if words not in self._prints:
-            self._prints[words] = fingerprint(run_spec(run, self.scale))
+            self._prints[words] = run_spec(run, self.scale).identity_hash()
         return f"{Job(run, seed).key(self.scale)} {self._prints[words]}"
 
     def write_run(self, job: Job, right: Tensor | None) -> None:
@@ -184,11 +184,11 @@ class Store:
         }
         curve = [{k: v for k, v in row.items() if v is not None} for row in read_rows(folder.metrics)]
         rest = {"curve": curve, "machine": report["machine"]}
-        self._write(job, {"config": config, "net": self._net(job), "found": found, **rest}, {})
+        self._write(job, {"config": config, "model_spec": self._net(job), "found": found, **rest}, {})
 
     def _net(self, job: Job) -> dict[str, Any]:
         assert isinstance(job.source, Run)
-        return deciding(run_spec(job.source, self.scale, job.seed))["net"]
+        return run_spec(job.source, self.scale, job.seed).identity()["model_spec"]
 
     def write_diverged(self, job: Job, spec: RunSpec, why: str) -> None:
         """Write the record of a run that did not train: that is a result too."""
@@ -198,7 +198,7 @@ class Store:
         seconds = curve[-1]["seconds"] if curve else 0.0  # of all sessions, up to the last whole epoch
         found = {"ended": why, "diverged": True, "seconds": seconds, "accuracy": None, "n": None}
         rest = {"curve": curve, "machine": machine()}
-        self._write(job, {"config": config, "net": self._net(job), "found": found, **rest}, {})
+        self._write(job, {"config": config, "model_spec": self._net(job), "found": found, **rest}, {})
 
     def write_measure(self, job: Job, found: Mapping[str, Any], seconds: float) -> None:
         """Write the record of a measurement."""

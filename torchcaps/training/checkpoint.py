@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from torchcaps._core.files import move_into_place, staging_directory, sync_file
 from torchcaps._core.optional import import_optional
+from torchcaps.training.config import RunSpec
 from torchcaps.training.errors import CheckpointError, RunError
 
 __all__ = [
@@ -28,23 +29,6 @@ __all__ = [
     "restore_optimizer",
     "write_checkpoint",
 ]
-
-# What decides how long, where and how a run is watched, but not what it is: two sessions of one run may differ in it.
-FREE = {
-    "epochs",
-    "steps",
-    "max_minutes",
-    "early_stopping_patience",
-    "target_accuracy",
-    "num_threads",
-    "num_workers",
-    "devices",
-    "device",
-    "data_dir",
-    "note",
-}
-FREE |= {"tensorboard", "test_data", "test_options", "max_test_images", "eval_weights"}
-FREE |= {"eval_interval_epochs", "eval_interval_steps", "checkpoint_interval_minutes", "checkpoint_interval_steps"}
 
 FORMAT = "torchcaps checkpoint 1"
 
@@ -134,12 +118,10 @@ def read_checkpoint(path: Path, device: torch.device | str = "cpu") -> Checkpoin
     return Checkpoint({name: tensor.to(device) for name, tensor in tensors.items()}, state)
 
 
-def refuse_foreign(checkpoint: Checkpoint, config: Mapping[str, Any]) -> None:
-    """Raise where a checkpoint says that it is of another run than the one with this configuration."""
-    theirs = checkpoint.state.get("config", {})
-    for name, value in json.loads(json.dumps(config)).items():
-        if name in theirs and name not in FREE and theirs[name] != value:
-            raise CheckpointError(f"it is of a run with {name} {theirs[name]!r}, and this one has {value!r}")
+def refuse_foreign(checkpoint: Checkpoint, spec: RunSpec) -> None:
+    """Raise a CheckpointError if a checkpoint has settings that differ from the run's and can't change on resume."""
+    for name, (recorded, current) in spec.resume_conflicts(checkpoint.state.get("config", {})).items():
+        raise CheckpointError(f"it is of a run with {name} {recorded!r}, and this one has {current!r}")
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

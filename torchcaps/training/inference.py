@@ -85,7 +85,7 @@ def load_run(path: str | os.PathLike[str], weights: str | None = None) -> Traine
     if wanted == "ema" and part == "model":
         raise ValueError(f"{path} has no EMA weights: it was trained with --eval-weights {spec.recipe.eval_weights}")
     try:
-        refuse_foreign(checkpoint, spec.to_plain())
+        refuse_foreign(checkpoint, spec)
         checkpoint.load_weights(model, part)
     except CheckpointError as error:
         raise CheckpointError(f"{folder.last if wanted != 'best' else folder.best}: {error}") from error

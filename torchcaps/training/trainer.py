@@ -79,7 +79,7 @@ class Training:
 
     def resume(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint."""
-        refuse_foreign(checkpoint, self.spec.to_plain())
+        refuse_foreign(checkpoint, self.spec)
         checkpoint.load_weights(self.network)
         restore_optimizer(self.optimizer.optimizer, checkpoint.part("optimizer"))
         self.state = State.from_plain(checkpoint.state.get("run", {}))

@@ -14,7 +14,6 @@ from torchcaps.analysis.universal import Universal, draw_universal_sizes, train_
 from torchcaps.data import ImageSet, Pixels
 from torchcaps.reproduce.context import Context
 from torchcaps.reproduce.kept import Kept
-from torchcaps.reproduce.scales import fingerprint
 from torchcaps.reproduce.schema import Measure
 from torchcaps.reproduce.statistics import Results
 from torchcaps.training import Trained
@@ -85,7 +84,7 @@ def white_box(
 ) -> dict[str, Any]:
     """Train a generator of one perturbation for all images against a network: Chen 2019, supplement 6.2."""
     options = {"eps": eps, "iterations": iterations, "every": every, "learnt": learnt, "images": images}
-    kept = Kept(context.folder / "generator.pt", {**options, "net": f"{fingerprint(net.spec)} {net.step}"})
+    kept = Kept(context.folder / "generator.pt", {**options, "net": f"{net.spec.identity_hash()} {net.step}"})
 
     def on_step(state: Callable[[], dict[str, Any]]) -> None:
         if kept.due:
