@@ -22,7 +22,6 @@ from torchcaps.analysis.affine import (
 )
 from torchcaps.metrics import wilson_interval
 from torchcaps.models import Network
-from torchcaps.models.judging import is_right
 
 NEAR = SAME[torch.float32]
 
@@ -124,7 +123,7 @@ def test_a_shift_of_pixels_is_the_shifted_image_by_hand() -> None:
     by_hand = torch.zeros_like(images)
     by_hand[:, :, 3:, 3:] = images[:, :, :-3, :-3]
     with torch.no_grad():
-        assert sweep.n_right == ((int(is_right(model, model(by_hand).scores, labels).sum()),),)
+        assert sweep.n_right == ((int(model.is_correct(model(by_hand), labels).sum()),),)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +144,7 @@ def test_no_change_gives_the_plain_accuracy(name: str) -> None:
     sweep = affine_sweep(model, images, labels, amounts=nothing, batch_size=5, progress=lambda: calls.append(1))
     assert model.training  # as it was
     with torch.no_grad():
-        right = int(is_right(model, model.eval()(images).scores, labels).sum())
+        right = int(model.is_correct(model.eval()(images), labels).sum())
     assert sweep.n_right == ((right,),) * 4
     assert sweep.accuracy == ((right / 8,),) * 4
     low, high = wilson_interval(right, 8)

@@ -13,7 +13,6 @@ from torchcaps._core.optional import import_optional
 from torchcaps.analysis.reconstruction import (
     Reconstructions,
     draw_reconstructions,
-    in_order,
     mixed,
     reconstruct,
     show_objects,
@@ -53,13 +52,6 @@ def test_decodes_are_those_of_the_model() -> None:
     assert relative_rms(found.by_label, model.decode(output, labels)) < SAME[torch.float32]
     assert relative_rms(found.confidence, output.scores.amax(-1)) < SAME[torch.float32]
     assert torch.equal(found.targets, images)
-
-
-def test_predictions_of_several_objects_stand_where_their_labels_do() -> None:
-    scores = torch.tensor([[0.9, 0.8, 0.1, 0.2], [0.9, 0.8, 0.1, 0.2], [0.9, 0.8, 0.1, 0.2]])
-    labels = torch.tensor([[1, 0], [2, 0], [2, 3]])
-    assert in_order(scores, labels).tolist() == [[1, 0], [1, 0], [0, 1]]
-    assert in_order(scores, labels[:, 0]).tolist() == [0, 0, 0]
 
 
 def test_several_objects_are_decoded_each_by_itself() -> None:

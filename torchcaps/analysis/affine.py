@@ -17,7 +17,6 @@ from torchcaps.analysis.common import Progress, outputs
 from torchcaps.data.geometry import resampled, turned
 from torchcaps.metrics import wilson_interval
 from torchcaps.models import Network
-from torchcaps.models.judging import is_right
 
 __all__ = [
     "AMOUNTS",
@@ -212,7 +211,7 @@ def _count(
         part = transformed(images[start : start + batch_size], kind, amount)
         truth = labels[start : start + batch_size]
         for output in outputs(model, part, batch_size=batch_size, progress=progress):
-            n_right += int(is_right(model, output.scores.float().cpu(), truth.cpu()).sum())
+            n_right += int(model.is_correct(output.scores.float().cpu(), truth.cpu()).sum())
     return n_right
 
 

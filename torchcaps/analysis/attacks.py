@@ -12,7 +12,6 @@ from torchcaps._core.plotting import COLORS, new_figure, save_figure, show_image
 from torchcaps.analysis.adversarial import Limit, LossName, bim, fgsm, label_sets, pgd
 from torchcaps.analysis.common import Progress, outputs
 from torchcaps.models import Network
-from torchcaps.models.judging import is_right
 
 __all__ = ["AttackResult", "attack", "bim", "draw_attack", "fgsm", "judge", "pgd"]
 
@@ -131,13 +130,7 @@ def judge(
         truth values ``[B]``, zeros and ones ``[B, classes]``
     """
     scores = torch.cat([out.scores for out in outputs(model, images, batch_size=batch_size, progress=progress)])
-    right = is_right(model, scores, labels)
-    if model.n_objects is None:
-        found = ((scores.sigmoid() if model.recipe.loss.name == "binary" else scores) > 0.5).long()
-    else:
-        top = scores.topk(model.n_objects, dim=1).indices
-        found = torch.zeros_like(scores, dtype=torch.long).scatter(1, top, 1)
-    return right.cpu(), found.cpu()
+    return model.is_correct(scores, labels).cpu(), model.predict_multi_hot(scores).long().cpu()
 
 
 def draw_attack(results: Mapping[str, AttackResult], out: Path | str, title: str = "") -> None:

@@ -94,7 +94,7 @@ def coupling_maps(
     parts: list[list[_Part]] = [[] for _ in names]
     classes = []
     for start, output, children in routed(network, images, batch_size, progress):
-        chosen = output.scores.argmax(-1)
+        chosen = network.top_class(output)
         if numbers is not None:
             chosen = numbers[start : start + batch_size].to(chosen.device)
         classes.append(chosen.cpu())

@@ -66,7 +66,7 @@ def perturb(
     for output in outputs(network, images, None, batch_size, progress=progress):
         assert output.capsules is not None
         poses.append(output.capsules.pose)
-        chosen.append(output.scores.argmax(-1))
+        chosen.append(network.top_class(output))
     pose = torch.cat(poses)  # [B, classes, D]
     number = torch.cat(chosen) if numbers is None else numbers.to(pose.device)
     dim = pose.shape[-1]

@@ -13,7 +13,7 @@ from torchcaps.analysis.common import Progress, evaluating, outputs, require_dec
 from torchcaps.models import CapsuleNetwork
 from torchcaps.models.heads import SharedClassifier
 
-__all__ = ["Reconstructions", "draw_reconstructions", "in_order", "mixed", "reconstruct", "show_objects"]
+__all__ = ["Reconstructions", "draw_reconstructions", "mixed", "reconstruct", "show_objects"]
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def reconstruct(
         poses.append(output.capsules.pose)
         scores.append(output.scores)
     score = torch.cat(scores)
-    predictions = in_order(score, numbers)
+    predictions = network.predict(score, numbers if numbers.dim() == 2 else None).cpu()
     with evaluating(network):
         by_label, by_prediction = (
             torch.cat(
@@ -97,21 +97,6 @@ def reconstruct(
     return Reconstructions(
         images.cpu(), targets, numbers.cpu(), predictions, by_label, by_prediction, right, confidence, *errors
     )
-
-
-def in_order(scores: Tensor, labels: Tensor) -> Tensor:
-    """Return as many predictions as there are labels: right ones in the place of their label, others in what is left.
-
-    Shapes:
-        scores ``[B, classes]``, labels ``[B]`` or ``[B, K] -> [B]`` or ``[B, K]``, on the CPU
-    """
-    if labels.dim() == 1:
-        return scores.argmax(-1).cpu()
-    rows = []
-    for told, true in zip(scores.topk(labels.shape[1], dim=-1).indices.tolist(), labels.tolist(), strict=True):
-        wrong = [number for number in told if number not in true]
-        rows.append([number if number in told else wrong.pop(0) for number in true])
-    return torch.tensor(rows, dtype=torch.int64)
 
 
 # Drawing ---------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps._core.labels import as_multi_hot, split_labels
-from torchcaps._core.validation import check_finite, check_float
+from torchcaps._core.validation import check_finite, check_float, check_no_nan
 from torchcaps.capsules import Capsules, as_capsules
 from torchcaps.models.builder import Layers
 from torchcaps.models.heads import HeadName, make_head
@@ -68,6 +68,90 @@ class Network(nn.Module, ABC):
     def loss(self) -> nn.Module:
         """Build the loss of the recipe: ``loss(output, labels, targets)``."""
         return self.recipe.loss.make(self.n_objects)
+
+    def probabilities(self, output: Output | Tensor) -> Tensor:
+        """Return scores on a scale from 0 to 1: logits as softmax or sigmoid, lengths and activations unchanged.
+
+        Shapes:
+            ``[B, classes] -> [B, classes]``
+        """
+        scores = self._as_scores(output)
+        if self.recipe.loss.name == "cross_entropy":
+            return scores.softmax(-1)
+        return scores.sigmoid() if self.recipe.loss.name == "binary" else scores
+
+    def predict(self, output: Output | Tensor, labels: Tensor | None = None) -> Tensor:
+        """Return the predicted classes, in the format of the labels.
+
+        One object per image: the class with the highest score. ``K`` objects (MultiMNIST): the ``K`` classes with the
+        highest scores, highest first. Any number of objects (DiverseMultiMNIST): all classes with a probability above
+        0.5. Of equal scores the lower class index wins.
+
+        Args:
+            output: output of the model, or its scores ``[B, classes]``.
+            labels: class indices ``[B, K]``; if given, each correct prediction has the position of its label.
+
+        Shapes:
+            class indices ``[B]`` or ``[B, K]``; multi-hot ``[B, classes]`` (bool) for any number of objects
+
+        >>> import torch, torchcaps
+        >>> model = torchcaps.create_model("sabour2017_multimnist", reconstruction=False)
+        >>> model.predict(torch.tensor([[0.1, 0.9, 0.2, 0.8, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]]))
+        tensor([[1, 3]])
+        """
+        scores = self._as_scores(output)
+        check_no_nan(scores, "scores")
+        if self.n_objects is None:
+            return self.probabilities(scores) > 0.5
+        return self._top_classes(scores, labels)
+
+    def predict_multi_hot(self, output: Output | Tensor) -> Tensor:
+        """Return the predicted classes as multi-hot rows ``[B, classes]`` (bool), for any number of objects."""
+        scores, predicted = self._as_scores(output), self.predict(output)
+        if self.n_objects is None:
+            return predicted
+        return torch.zeros_like(scores, dtype=torch.bool).scatter(1, predicted.view(len(scores), -1), value=True)
+
+    def is_correct(self, output: Output | Tensor, labels: Tensor) -> Tensor:
+        """Return for each image whether its predicted classes are exactly its labels, in any order.
+
+        This is the accuracy the papers report: top-1 for one object, the set of both digits for MultiMNIST (Sabour
+        2017, section 6), the exact set for DiverseMultiMNIST (Tsai 2020, appendix B.2).
+
+        Args:
+            output: output of the model, or its scores ``[B, classes]``.
+            labels: class indices ``[B]`` or ``[B, K]``, or multi-hot ``[B, classes]``.
+
+        Shapes:
+            ``[B]`` (bool)
+        """
+        predicted = self.predict_multi_hot(output)
+        if self.n_objects is None:
+            present = as_multi_hot(labels, self.spec.classes)
+        else:
+            present = split_labels(labels, self.spec.classes, self.n_objects)[1]
+        if len(present) != len(predicted):
+            raise ValueError(f"labels must have one row for each of the {len(predicted)} images, got {len(present)}")
+        return (predicted == (present > 0)).all(-1)
+
+    def top_class(self, output: Output | Tensor) -> Tensor:
+        """Return the index of the class with the highest score, for any number of objects: ``[B]``."""
+        return self._as_scores(output).argmax(-1)
+
+    def _as_scores(self, output: Output | Tensor) -> Tensor:
+        """Return the scores of an output; raise if they are not ``[B, classes]``."""
+        scores = output.scores if isinstance(output, Output) else output
+        if scores.dim() != 2 or scores.shape[1] != self.spec.classes:
+            raise ValueError(f"scores must be [B, {self.spec.classes}], got {list(scores.shape)}")
+        return scores
+
+    def _top_classes(self, scores: Tensor, labels: Tensor | None = None) -> Tensor:
+        """Return the classes with the highest scores: ``[B]``, or ``[B, K]`` in the order of the labels, if given."""
+        n_objects = self.n_objects or 1
+        if n_objects == 1:
+            return scores.argmax(-1)
+        predicted = scores.sort(dim=-1, descending=True, stable=True).indices[:, :n_objects]
+        return predicted if labels is None else _align_to_labels(predicted, labels)
 
     def _enter(self, images: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Check what comes in at the door; return images in the model's dtype, and class numbers to decode by."""
@@ -144,17 +228,9 @@ class CapsuleNetwork(Network):
         reconstruction = None
         if self.decoder is not None:
             if numbers is None or not self.training:
-                numbers = self._predict(scores, numbers)
+                numbers = self._top_classes(scores, numbers)
             reconstruction = self.decoder(classes, numbers)
         return Output(scores, classes, reconstruction, traces)
-
-    def _predict(self, scores: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Return the classes with the largest scores: ``[B]``, or ``[B, objects]`` in the order of labels."""
-        n_objects = self.n_objects or 1
-        if n_objects == 1:
-            return scores.argmax(-1)
-        predicted = scores.topk(n_objects, dim=-1).indices
-        return predicted if labels is None else _in_the_order_of(labels, predicted)
 
     def decode(self, capsules: Capsules | Tensor | Output, labels: Tensor | None = None) -> Tensor:
         """Decode class capsules by any labels, whatever the mode; without labels by what they predict.
@@ -168,21 +244,19 @@ class CapsuleNetwork(Network):
             assert capsules.capsules is not None
             capsules = capsules.capsules
         classes = as_capsules(capsules)
-        return self.decoder(classes, self._predict(self.head(classes)) if labels is None else labels)
+        return self.decoder(classes, self._top_classes(self.head(classes)) if labels is None else labels)
 
 
-def _in_the_order_of(labels: Tensor, predicted: Tensor) -> Tensor:
-    """Put right predictions where their labels stand, and wrong ones into the places that are left: ``[B, K]``."""
-    right = predicted.unsqueeze(1) == labels.unsqueeze(2)  # [B, label, prediction]
+def _align_to_labels(predicted: Tensor, labels: Tensor) -> Tensor:
+    """Move each correct prediction to the position of its label; incorrect ones fill the rest in order: ``[B, K]``."""
+    equal = predicted.unsqueeze(1) == labels.unsqueeze(2)  # [B, label, prediction]
     n = labels.shape[1]
-    free = torch.arange(n, device=labels.device)
-    # A label that was found takes the place of its prediction; the others take what is left, in order.
-    found = right.any(2)
-    taken = right.any(1)
-    left_labels = torch.where(found, n, free).argsort(dim=1, stable=True)  # labels without a prediction first
-    left_predictions = torch.where(taken, n, free).argsort(dim=1, stable=True)
-    order = torch.empty_like(labels).scatter(1, left_labels, left_predictions)
-    order = torch.where(found, right.to(torch.uint8).argmax(2), order)
+    positions = torch.arange(n, device=labels.device)
+    label_matched, prediction_matched = equal.any(2), equal.any(1)
+    free_labels = torch.where(label_matched, n, positions).argsort(dim=1, stable=True)  # unmatched labels first
+    free_predictions = torch.where(prediction_matched, n, positions).argsort(dim=1, stable=True)
+    order = torch.empty_like(labels).scatter(1, free_labels, free_predictions)
+    order = torch.where(label_matched, equal.to(torch.uint8).argmax(2), order)
     return predicted.gather(1, order)
 
 

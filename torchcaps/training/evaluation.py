@@ -11,7 +11,6 @@ from torchcaps._core.labels import as_multi_hot, split_labels
 from torchcaps.data import Batch, Loader
 from torchcaps.metrics import wilson_interval
 from torchcaps.models import Network, Output
-from torchcaps.models.judging import is_right
 
 __all__ = ["Measures", "Tally", "evaluate"]
 
@@ -68,10 +67,10 @@ class Tally:
         scores, labels = scores.detach().float().cpu(), labels.cpu()
         classes, n = self.classes, len(labels)
         self.counts[0] += n
-        self.counts[1] += is_right(self.model, scores, labels).sum()
+        self.counts[1] += self.model.is_correct(scores, labels).sum()
         seen, found, confusion = self.counts[2:].split([classes, classes, classes * classes])
         if self.model.n_objects == 1:
-            numbers, predicted = split_labels(labels, classes, 1)[0], scores.argmax(1)
+            numbers, predicted = split_labels(labels, classes, 1)[0], self.model.predict(scores)
             confusion += torch.bincount(numbers * classes + predicted, minlength=classes * classes)
             seen += torch.bincount(numbers, minlength=classes)
             found += torch.bincount(numbers[predicted == numbers], minlength=classes)
@@ -85,10 +84,10 @@ class Tally:
         """Return which classes are there, and which were predicted: truth values ``[B, classes]``."""
         n_objects = self.model.n_objects
         if n_objects is None:
-            over = 0.0 if self.model.recipe.loss.name == "binary" else 0.5
-            return as_multi_hot(labels, self.classes) > 0, scores > over
-        there = split_labels(labels, self.classes, n_objects)[1] > 0
-        return there, torch.zeros_like(there).scatter(1, scores.topk(n_objects, 1).indices, value=True)
+            there = as_multi_hot(labels, self.classes) > 0
+        else:
+            there = split_labels(labels, self.classes, n_objects)[1] > 0
+        return there, self.model.predict_multi_hot(scores)
 
     def measures(self, reduce: Reducer | None = None) -> Measures:
         """Return what was counted, by all processes together."""

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from torchcaps.data import Dataset, Loader, MeanImage, Pipeline, create_pipeline
 from torchcaps.models import Network
-from torchcaps.models.judging import is_right
 from torchcaps.training.checkpoint import Checkpoint, read_checkpoint, refuse_foreign
 from torchcaps.training.config import RunSpec
 from torchcaps.training.errors import CheckpointError
@@ -125,7 +124,7 @@ def right_images(run: Trained, dataset: Dataset) -> Tensor:
     """Return for each image whether a network recognises it: truth values, in the order of the data set."""
     with torch.no_grad():
         found = [
-            is_right(run.model, run.model(batch.images, batch.labels).scores, batch.labels)
+            run.model.is_correct(run.model(batch.images, batch.labels), batch.labels)
             for batch in run.loader(dataset).epoch(0)
         ]
     return torch.cat(found)

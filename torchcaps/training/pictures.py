@@ -15,7 +15,6 @@ from torchcaps._core.plotting import as_rgb, overlay_two_colors, save_figure
 from torchcaps.capsules import Capsules
 from torchcaps.data import Batch, DataError, Dataset, Loader
 from torchcaps.models import CapsuleNetwork, Network
-from torchcaps.models.judging import is_right
 from torchcaps.training.evaluation import Measures
 from torchcaps.training.predict import Prediction
 from torchcaps.training.setup import some_of
@@ -107,7 +106,7 @@ def draw_confusion(found: Measures, classes: tuple[str, ...], out: Path, title: 
 def draw_reconstructions(model: Network, loader: Loader, out: Path, title: str = "") -> None:
     """Draw test images beside what the decoder makes of them: first right ones, then wrong ones."""
     batch, output = _looked_at(model, loader)
-    right = is_right(model, output.scores, batch.labels)
+    right = model.is_correct(output, batch.labels)
     rows = []
     for places in (_mixed(batch.labels, right), _mixed(batch.labels, ~right)):
         rows += [places[start : start + ACROSS] for start in range(0, min(len(places), 2 * ACROSS), ACROSS)]
@@ -150,11 +149,11 @@ def draw_dimensions(model: CapsuleNetwork, loader: Loader, out: Path, title: str
     Poses whose length is taken over ``sqrt(D)`` (Choi 2019) are moved by ``sqrt(D)`` times as much, as in its figure 3.
     """
     batch, output = _looked_at(model, loader)
-    right = is_right(model, output.scores, batch.labels).nonzero()[:, 0]
+    right = model.is_correct(output, batch.labels).nonzero()[:, 0]
     place = int(right[len(right) // 3]) if len(right) else 0
     assert output.capsules is not None
     pose = output.capsules.pose[place].float()  # [classes, D]
-    number = int(output.scores[place].argmax())
+    number = int(model.predict(output)[place])
     dim = pose.shape[-1]
     factor = math.sqrt(dim) if getattr(model.head, "normalized", False) else 1.0
     moved = pose.repeat(dim, len(MOVES), 1, 1)  # [D, moves, classes, D]
@@ -219,13 +218,11 @@ def _told(model: Network, dataset: Dataset, scores: Tensor, labels: Tensor) -> s
     def named(numbers: list[int]) -> str:
         return "+".join(dataset.classes[n][:8] for n in sorted(numbers)) or "none"
 
+    told = model.predict_multi_hot(scores.unsqueeze(0))[0].nonzero()[:, 0].tolist()
     if model.n_objects is None:
-        over = 0.0 if model.recipe.loss.name == "binary" else 0.5
-        true, told = labels.nonzero()[:, 0].tolist(), (scores > over).nonzero()[:, 0].tolist()
-    elif model.n_objects == 1:
-        true, told = [int(labels)], [int(scores.argmax())]
+        true = labels.nonzero()[:, 0].tolist()
     else:
-        true, told = labels.tolist(), scores.topk(model.n_objects).indices.tolist()
+        true = [int(labels)] if model.n_objects == 1 else labels.tolist()
     return named(true) if set(true) == set(told) else f"{named(true)}→{named(told)}"
 
 

@@ -95,11 +95,9 @@ def predict(
     batch = Batch(pixels[None], torch.zeros(1, dtype=torch.int64), pixels[None], torch.zeros(1, dtype=torch.int64))
     with torch.no_grad():
         output = run.model(run.pipeline(batch, train=False).images)
-    scores = _shares(run, output.scores[0].float())
-    if run.model.n_objects is None:
-        numbers = [int(n) for n in scores.argsort(descending=True) if scores[n] > 0.5]
-    else:
-        numbers = scores.topk(run.model.n_objects).indices.tolist()
+    scores = run.model.probabilities(output.scores.float())[0]
+    predicted = run.model.predict_multi_hot(output.scores.float())[0]
+    numbers = [int(n) for n in scores.argsort(descending=True, stable=True) if predicted[n]]
     classes = tuple(run.classes[number] for number in numbers)
     made = None if output.reconstruction is None else output.reconstruction[0].float()
     notes = ["inverted: the network knows bright on dark"] * inverted + ["its ink centred, as MNIST's is"] * ink
@@ -142,14 +140,6 @@ def _raw_size(run: Trained) -> tuple[int, int, int]:
             except ValueError:
                 continue
     raise ValueError(f"the augmentation {run.spec.recipe.augmentation!r} makes no image of {list(wanted)} out of any")
-
-
-def _shares(run: Trained, scores: Tensor) -> Tensor:
-    """Return scores as they can be compared: logits as probabilities, the rest as it is."""
-    kind = run.model.recipe.loss.name
-    if kind == "cross_entropy":
-        return scores.softmax(0)
-    return scores.sigmoid() if kind == "binary" else scores
 
 
 def _on_paper(pixels: Tensor, run: Trained) -> bool:

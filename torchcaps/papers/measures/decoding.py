@@ -144,7 +144,7 @@ def foreign_decoder(
     batch = context.test_batch(net, images)
     with torch.no_grad():
         theirs, ours = net.model(batch.images), own.model(batch.images)
-    right = (theirs.scores.argmax(1) == batch.labels) & (ours.scores.argmax(1) == batch.labels)
+    right = net.model.is_correct(theirs, batch.labels) & own.model.is_correct(ours, batch.labels)
     chosen = right.nonzero()[:, 0] if bool(right.any()) else torch.arange(len(batch.labels))
     labels, targets = batch.labels[chosen], batch.targets[chosen]
     with torch.no_grad():

@@ -133,7 +133,7 @@ def two_domains(
         for number in range(left["next"], len(loader)):
             batch = loader.batch(0, number)
             with torch.no_grad():
-                left["right"] += int((net.model(batch.images).scores.argmax(1) == batch.labels).sum())
+                left["right"] += int(net.model.is_correct(net.model(batch.images), batch.labels).sum())
             left["seen"] += len(batch.labels)
             if kept.due:
                 kept.write({**left, "found": found, "next": number + 1})

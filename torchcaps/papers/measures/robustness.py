@@ -190,7 +190,7 @@ def gan_errors(context: Context, **nets: Trained) -> dict[str, Any]:
         for name, net in nets.items():
             loader = net.loader(ImageSet("gan", "test", pixels, labels, net.classes))
             with torch.no_grad():
-                wrong = sum(int((net.model(b.images).scores.argmax(1) != b.labels).sum()) for b in loader.epoch(0))
+                wrong = sum(int((~net.model.is_correct(net.model(b.images), b.labels)).sum()) for b in loader.epoch(0))
             found[f"{name} {epoch}"] = 100 * wrong / len(labels)
             found[f"{name} {epoch}_images"] = len(labels)
             context.tick()

@@ -99,7 +99,7 @@ def early_training(
             optimizer.step()
             if isinstance(routing, Quadratic):
                 Quadratic.ascend(net, images, labels)
-            window.append(float((output.scores.argmax(1) != labels).float().mean()))
+            window.append(float((~net.is_correct(output, labels)).float().mean()))
             if (number + 1) % every == 0:
                 wrong.append(100 * sum(window) / len(window))
                 window = []
