@@ -1,9 +1,27 @@
+import os
+
 import pytest
 import torch
 
+from tests.sampling import ALL_CASES_VARIABLE
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--all-cases",
+        action="store_true",
+        help=f"Run every case of sampled products (tests/sampling.py); {ALL_CASES_VARIABLE}=1 does the same.",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Test modules sample at collection. The variable also reaches xdist workers and test subprocesses.
+    if config.getoption("--all-cases"):
+        os.environ[ALL_CASES_VARIABLE] = "1"
+
 
 @pytest.fixture(autouse=True)
-def same_numbers_every_time():
-    """One thread (the suite runs on every core already) and a fixed seed, for every test."""
+def deterministic_torch() -> None:
+    """Use one thread (the suite itself runs on all cores) and a fixed seed."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
