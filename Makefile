@@ -1,32 +1,41 @@
-# make setup | demo | test | layers | lint | format | bench | bench-rest | lock        (PYTHON=python3.12 make test picks the interpreter)
+# Targets: see `make help`. PYTHON=python3.12 make test selects the interpreter.
 PYTHON ?= python3
 BIN := .venv/bin
-HINT = name one, as in 'make $(or $(MAKECMDGOALS),setup) PYTHON=python3.12'
+HINT = choose one, as in 'make $(or $(MAKECMDGOALS),setup) PYTHON=python3.12'
 
-.PHONY: help setup test demo layers lint format bench bench-rest lock clean
+.PHONY: help setup setup-train check-python test test-all demo layers lint format bench mutations lock clean
 
 help:
-	@echo "make demo    set up, then train a small CapsNet on real digits: 'torchcaps train', about a minute on two cores"
-	@echo "make layers  set up, then hold one layer of each routing against its paper's loops"
-	@echo "make test    set up, then the whole test suite (under six minutes on two cores)"
-	@echo "make lint    ruff, ruff format, pyright"
-	@echo "make format  let ruff mend what it can"
-	@echo "make bench   layers and models beside the usual way to write them: time and memory, under ten minutes"
-	@echo "make bench-rest  the memory of training, what data and the loop cost"
-	@echo "make lock    write requirements/*.lock anew"
-	@echo "PYTHON=...   the interpreter to use (now: $(PYTHON); 3.11 or newer)"
+	@echo "make demo       install the train extra, then train a small CapsNet on real digits (about a minute on two cores)"
+	@echo "make test       install everything, then run the tests (a seeded sample of large products of cases)"
+	@echo "make test-all   the same tests with every case"
+	@echo "make lint       ruff, ruff format, pyright"
+	@echo "make format     apply ruff's fixes and formatting"
+	@echo "make layers     compare one layer of each routing with its paper's equations in plain loops"
+	@echo "make bench      time and memory of layers and models against naive baselines (under ten minutes)"
+	@echo "make mutations  check that the tests catch every bug listed in tests/mutations.toml"
+	@echo "make lock       regenerate requirements/*.lock"
+	@echo "PYTHON=...      interpreter of the environment (now: $(PYTHON); 3.11 or newer)"
 
-setup:
+check-python:
 	@command -v $(PYTHON) >/dev/null || { \
-	  echo "torchcaps needs Python 3.11 or newer, and there is no '$(PYTHON)' here: $(HINT)." >&2; exit 1; }
+	  echo "torchcaps needs Python 3.11 or newer, and '$(PYTHON)' was not found: $(HINT)." >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "torchcaps needs Python 3.11 or newer, and '$(PYTHON)' is $$($(PYTHON) --version 2>&1): $(HINT)." >&2; exit 1; }
-	@$(PYTHON) tools/setup.py
+
+setup: check-python
+	@$(PYTHON) tools/setup.py dev
+
+setup-train: check-python
+	@$(PYTHON) tools/setup.py train
 
 test: setup
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-demo: setup
+test-all: setup
+	$(BIN)/python -m pytest -n 2 --dist worksteal --all-cases
+
+demo: setup-train
 	@$(BIN)/torchcaps train
 
 layers: setup
@@ -44,10 +53,8 @@ format: setup
 bench: setup
 	@$(BIN)/torchcaps bench --out results/bench/speed.json --figure docs/images/growth.png
 
-bench-rest: setup
-	@$(BIN)/python -m benchmarks.training_memory
-	@$(BIN)/python -m benchmarks.data
-	@$(BIN)/python -m benchmarks.training
+mutations: setup
+	$(BIN)/python tools/mutations.py --jobs 2
 
 lock: setup
 	$(BIN)/python tools/lock.py

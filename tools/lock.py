@@ -1,13 +1,12 @@
-"""Write requirements/*.lock anew: exact versions with hashes, nothing younger than two weeks.
+"""Regenerate requirements/*.lock: exact versions with hashes, no release younger than two weeks (``make lock``).
 
-Four files, because the build of torch decides what else must be installed:
+The build of torch determines what else must be installed, hence five files:
 
 * ``uv.lock``         the installer itself;
-* ``dev.lock``        everything that the project needs but torch;
-* ``torch-cpu.lock``  torch's CPU build, which is not on the package index: taken where pip's ``find-links`` has it;
+* ``train.lock``      the extra ``train`` without torch, and the build back end: what ``make demo`` installs;
+* ``dev.lock``        all extras and the development tools, without torch; same versions as ``train.lock``;
+* ``torch-cpu.lock``  torch's CPU build, which is not on the package index: taken from pip's ``find-links``;
 * ``torch.lock``      torch from the package index otherwise, with the CUDA packages that its Linux build needs.
-
-Run it by ``make lock``.
 """
 
 import datetime
@@ -21,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LOCKS = ROOT / "requirements"
 MINIMUM_AGE = datetime.timedelta(days=14)  # time for a malicious release to be noticed and withdrawn
 
-# The hashes of the CPU wheels, which no resolver can look up: one for each wheel that is known to be around.
+# SHA-256 of the CPU wheels, which a resolver cannot look up because they are not on the package index.
 CPU_WHEELS = {
     "2.13.0+cpu": (
         "6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b",  # cp311, manylinux_2_28_x86_64
@@ -32,7 +31,7 @@ HEADER = "# Written by tools/lock.py (make lock). Do not edit.\n"
 
 
 def compile_lock(*arguments: str, requirements: str = "") -> list[str]:
-    """Resolve with uv; return one string for each requirement, hashes included."""
+    """Resolve with uv; return one string per requirement, including its hashes."""
     newest = datetime.datetime.now(datetime.UTC) - MINIMUM_AGE
     environment = {k: v for k, v in os.environ.items() if not k.startswith("UV_")}
     command = [sys.executable, "-m", "uv", "pip", "compile", "--universal", "--generate-hashes", "--quiet"]
@@ -45,7 +44,7 @@ def compile_lock(*arguments: str, requirements: str = "") -> list[str]:
 
 
 def cpu_requirement(requirements: list[str]) -> str:
-    """Name the CPU build of the torch that was resolved, with the hashes of its wheels."""
+    """Return the requirement of the CPU build of the resolved torch version, with the hashes of its wheels."""
     (torch,) = (r for r in requirements if r.startswith("torch=="))
     version = torch.split()[0].removeprefix("torch==") + "+cpu"
     if version not in CPU_WHEELS:
@@ -53,19 +52,28 @@ def cpu_requirement(requirements: list[str]) -> str:
     return f"torch=={version}" + "".join(f" \\\n    --hash=sha256:{h}" for h in CPU_WHEELS[version])
 
 
-def write(name: str, requirements: list[str]) -> None:
+def write_lock(name: str, requirements: list[str]) -> None:
+    """Write one lock file."""
     (LOCKS / name).write_text(HEADER + "\n".join(requirements) + "\n")
     print(f"requirements/{name}: {len(requirements)} packages")
 
 
 def main() -> None:
-    requirements = compile_lock(
-        "pyproject.toml", "--all-extras", "--group", "dev", "-c", "requirements/constraints.txt"
-    )
-    write("dev.lock", [r for r in requirements if not TORCH.match(r)])
-    write("torch.lock", [r for r in requirements if TORCH.match(r)])
-    write("torch-cpu.lock", [cpu_requirement(requirements)])
-    write("uv.lock", compile_lock("-", requirements="uv"))
+    constraints = ("-c", "requirements/constraints.txt")
+    requirements = compile_lock("pyproject.toml", "--all-extras", "--group", "dev", *constraints)
+    write_lock("dev.lock", [r for r in requirements if not TORCH.match(r)])
+    write_lock("torch.lock", [r for r in requirements if TORCH.match(r)])
+    write_lock("torch-cpu.lock", [cpu_requirement(requirements)])
+    write_train_lock()
+    write_lock("uv.lock", compile_lock("-", requirements="uv"))
+
+
+def write_train_lock() -> None:
+    """Write the part of dev.lock that the extra ``train`` needs, and the back end of the editable install."""
+    constraints = ("-c", "requirements/constraints.txt", "-c", "requirements/dev.lock")
+    build = "hatchling\neditables\n"
+    requirements = compile_lock("pyproject.toml", "-", "--extra", "train", *constraints, requirements=build)
+    write_lock("train.lock", [r for r in requirements if not TORCH.match(r)])
 
 
 if __name__ == "__main__":
