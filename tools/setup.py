@@ -65,7 +65,8 @@ def uv_environment() -> dict[str, str]:
 def uv_install(lock: str, quiet: bool = False) -> bool:
     """Install one lock file with its hashes by uv; return whether it succeeded."""
     command = [PYTHON, "-m", "uv", "pip", "install", "--python", PYTHON, *FROM_LOCK, LOCKS / lock]
-    command.append("--compile-bytecode")  # as pip does; otherwise each command compiles torch again if site-packages is read-only
+    # As pip does; otherwise every command compiles torch again if site-packages is read-only.
+    command.append("--compile-bytecode")
     return run(*command, "--quiet", *(["--quiet"] if quiet else []), env=uv_environment())
 
 
