@@ -28,12 +28,12 @@ from rich.table import Table
 
 from torchcaps.bench.record import write_record
 from torchcaps.training import RunSpec
-from torchcaps.training.display import Display
 from torchcaps.training.distributed import Engine
-from torchcaps.training.logging import Record
+from torchcaps.training.logging import ConsoleLogger, MetricsLog
 from torchcaps.training.run_dir import RunFolder
 from torchcaps.training.setup import make_network, open_images
-from torchcaps.training.trainer import Training
+from torchcaps.training.stopping import Timer
+from torchcaps.training.trainer import Trainer
 
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = ("help", "loop", "processes")
@@ -67,9 +67,9 @@ def loop_share(name: str, steps: int) -> dict[str, Any]:
     images = open_images(spec)
     watch = Stopwatch()
     with tempfile.TemporaryDirectory() as place, RunFolder.new(Path(place) / "run", "run") as folder:
-        training = Training(spec, folder, Engine(spec), images, make_network(spec), Display(False))
-        training.record = Record(folder, 0, False)
-        training._started, training._before, training._saved = time.monotonic(), 0.0, 1e18
+        training = Trainer(spec, folder, Engine(spec), images, make_network(spec), ConsoleLogger(False))
+        training.metrics = MetricsLog(folder.metrics, 0)
+        training.timer = Timer(time.monotonic)
         training.network.forward = watch.around(training.network.forward)  # type: ignore[method-assign]
         training.loss.forward = watch.around(training.loss.forward)
         training.optimizer.optimizer.step = watch.around(training.optimizer.optimizer.step)
@@ -77,20 +77,20 @@ def loop_share(name: str, steps: int) -> dict[str, Any]:
         torch.Tensor.backward = watch.around(backward)  # type: ignore[method-assign]
         try:
             batches = training.loader.epoch(0)
-            training._step(next(batches))  # the first makes buffers
+            training._train_step(next(batches))  # the first makes buffers
             watch.seconds, start = 0.0, time.process_time()
             for _ in range(steps):
-                training._over()
-                training._step(next(batches))
-                training._heed()
+                training._is_finished()
+                training._train_step(next(batches))
+                training._save_or_stop_if_due()
             whole = time.process_time() - start
         finally:
             torch.Tensor.backward = backward  # type: ignore[method-assign]
         start = time.perf_counter()
-        training._report(look=False)
+        training._log_metrics(evaluate=False)
         training._save()
-        end = (time.perf_counter() - start) / training.per_epoch
-        training.record.close()
+        end = (time.perf_counter() - start) / training.batches_per_epoch
+        training.metrics.close()
     own = (whole - watch.seconds) / steps + end
     return {
         "kind": "loop",

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from torchcaps.training.logging import read_rows
+from torchcaps.training.logging import read_metrics
 from torchcaps.training.run_dir import RunFolder
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -146,7 +146,7 @@ def recorded_run(name: str) -> dict[str, Any]:
     report = json.loads((folder / "results.json").read_text())
     spec = RunFolder(folder).read_config()
     assert (spec.model, spec.seed) == (report["model"], report["seed"])
-    rows = read_rows(folder / "metrics.csv")
+    rows = read_metrics(folder / "metrics.csv")
     assert rows[-1]["step"] == report["steps"]
     assert report["command"].startswith("torchcaps train")
     assert report["machine"]["cores"]

@@ -77,7 +77,7 @@ def test_every_kind_speaks_to_machines(kind: str, runs: dict[str, str], capsys: 
     found = json.loads(command(capsys, "analyze", path, kind, "--json", *FEW, *QUICK.get(kind, ())))
     assert found["kind"] == kind
     assert found["figures"] == []
-    assert not (Path(path) / "pictures" / f"{kind}.png").exists()
+    assert not (Path(path) / "figures" / f"{kind}.png").exists()
     numbers = [value for row in found["numbers"].values() for value in row.values() if isinstance(value, float)]
     assert numbers
     assert all(abs(value) < 1e3 for value in numbers)
@@ -88,7 +88,7 @@ def test_every_kind_speaks_to_machines(kind: str, runs: dict[str, str], capsys: 
 
 def test_the_figure_goes_to_the_runs_pictures(runs: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     said = command(capsys, "analyze", "--images", "4", runs["one"], "--num-threads", "1", "dead")
-    out = Path(runs["one"]) / "pictures" / "dead.png"
+    out = Path(runs["one"]) / "figures" / "dead.png"
     assert said.endswith(f"written: {out}\n")
     assert out.stat().st_size > 0
 

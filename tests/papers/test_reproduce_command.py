@@ -16,7 +16,7 @@ from torchcaps.reproduce.planner import jobs_of, make_plan
 from torchcaps.reproduce.runner import Bar, work_through
 from torchcaps.reproduce.schema import Cell, Item, Row, Run
 from torchcaps.reproduce.store import Job, Store
-from torchcaps.training.logging import read_rows
+from torchcaps.training.logging import read_metrics
 from torchcaps.training.run_dir import RunFolder
 
 
@@ -133,7 +133,7 @@ def test_killed_at_any_point_it_goes_on_and_ends_as_if_it_had_not_been(tmp_path:
     assert records[0] is not None
     assert records[1] is not None
     assert records[1]["found"] | {"seconds": 0} == records[0]["found"] | {"seconds": 0}
-    rows = read_rows(folder.metrics)
+    rows = read_metrics(folder.metrics)
     assert rows[-1]["step"] == 60
 
 

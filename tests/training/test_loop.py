@@ -13,10 +13,10 @@ from torchcaps._core.random import step_seed
 from torchcaps.data import Loader
 from torchcaps.models import LossConfig, OptimizerConfig
 from torchcaps.models.schedules import Exponential, Inverse, LRSchedule, Milestones, OneCycle, Product, TimeDecay
-from torchcaps.training import Diverged, Result, RunError, RunSpec, train
+from torchcaps.training import DivergenceError, Result, RunError, RunSpec, train
 from torchcaps.training.checkpoint import Checkpoint, read_checkpoint
 from torchcaps.training.inference import load_run
-from torchcaps.training.logging import read_rows
+from torchcaps.training.logging import read_metrics
 from torchcaps.training.setup import make_network, open_images
 from torchcaps.training.trainer import Training
 
@@ -211,7 +211,7 @@ def test_minutes_bound_a_run_and_lay_out_its_schedule(tmp_path: Path) -> None:
     state = last(result).state["run"]
     assert state["plan"] >= 21
     # Either the plan was carried out, and the rate went down to nothing, or the time was up before.
-    rows = read_rows(result.folder / "metrics.csv")
+    rows = read_metrics(result.folder / "metrics.csv")
     assert (result.steps == state["plan"] and rows[-1]["rate"] == 0) or result.ended == "its time is up"
 
 
@@ -247,7 +247,7 @@ def test_a_gradient_that_is_no_number_stops_before_it_reaches_the_weights(
 
 
 def test_a_learning_rate_that_is_far_too_high_is_said_so(tmp_path: Path) -> None:
-    with pytest.raises(Diverged, match=r"step \d+: the first value that is no finite number .*--optimizer.lr"):
+    with pytest.raises(DivergenceError, match=r"step \d+: the first value that is no finite number .*--optimizer.lr"):
         train(small(optimizer=OptimizerConfig("sgd", 1e38), steps=20, lr_schedule=TimeDecay(0.0)), tmp_path / "run")
 
 
@@ -263,8 +263,8 @@ def test_quadratic_routing_takes_its_step_of_ascent_with_labels(tmp_path: Path) 
 def test_routing_that_runs_away_ends_the_run_with_a_sentence(tmp_path: Path) -> None:
     from torchcaps.routing import Quadratic
 
-    with pytest.raises(Diverged, match=r"step 1: the coefficients of Quadratic routing ran away"):
-        train(small(routing=Quadratic(lr=1e6), steps=3), tmp_path / "run")
+    with pytest.raises(DivergenceError, match=r"step 1: the coefficients of Quadratic routing ran away"):
+        train(small(routing=Quadratic(rate=1e6), steps=3), tmp_path / "run")
 
 
 def test_some_of_the_images_are_learnt_from_always_the_same(tmp_path: Path) -> None:

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torchcaps.training.display import Display
 
 from tests.training.own import CHOI
 from tests.training.test_loop import last, same, small, weights
 from torchcaps.models.schedules import OneCycle
-from torchcaps.training import RunError, RunStopped, resume, train
+from torchcaps.training import RunError, RunInterrupted, resume, train
 from torchcaps.training.checkpoint import read_checkpoint
-from torchcaps.training.display import Display
 from torchcaps.training.inference import load_run
-from torchcaps.training.logging import read_rows
+from torchcaps.training.logging import read_metrics
 from torchcaps.training.run_dir import RunFolder
 from torchcaps.training.trainer import Training
 
@@ -36,7 +36,7 @@ def test_a_run_killed_twenty_times_ends_as_one_that_never_was(tmp_path: Path) ->
     whole, killed = (read_checkpoint(tmp_path / name / "checkpoints/last.safetensors") for name in ("whole", "killed"))
     assert len(whole.tensors) > 50  # weights, running statistics, what the optimiser keeps
     assert same(whole.tensors, killed.tensors)
-    rows, others = (read_rows(tmp_path / name / "metrics.csv") for name in ("whole", "killed"))
+    rows, others = (read_metrics(tmp_path / name / "metrics.csv") for name in ("whole", "killed"))
     assert len(rows) == 20
     for row, other in zip(rows, others, strict=True):
         assert {**row, "seconds": 0} == {**other, "seconds": 0}
@@ -56,7 +56,7 @@ def test_a_wish_to_stop_saves_and_says_how_to_go_on(
 
     with monkeypatch.context() as patch:
         patch.setattr(Display, "step", interrupted)
-        with pytest.raises(RunStopped, match=r"stopped at step 6, .*torchcaps train --resume .*run") as stop:
+        with pytest.raises(RunInterrupted, match=r"stopped at step 6, .*torchcaps train --resume .*run") as stop:
             train(spec, tmp_path / "run")
     assert stop.value.signal == number
     result = resume(tmp_path / "run")
@@ -77,7 +77,7 @@ def test_a_wish_to_stop_during_a_look_does_not_wait_for_its_end(
         whole = train(spec, tmp_path / f"{name}-whole")
         with monkeypatch.context() as patch:
             patch.setattr(Display, "tick", lambda _: signal.raise_signal(signal.SIGTERM))
-            with pytest.raises(RunStopped, match=f"stopped at {stopped}"):
+            with pytest.raises(RunInterrupted, match=f"stopped at {stopped}"):
                 train(spec, tmp_path / name)
         result = resume(tmp_path / name)
         assert same(last(result).tensors, last(whole).tensors), name
@@ -85,7 +85,7 @@ def test_a_wish_to_stop_during_a_look_does_not_wait_for_its_end(
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
-    return [{**row, "seconds": 0} for row in read_rows(folder / "metrics.csv")]
+    return [{**row, "seconds": 0} for row in read_metrics(folder / "metrics.csv")]
 
 
 def test_a_kill_between_a_row_and_its_checkpoint_forgets_neither_the_best_nor_the_row(
@@ -192,7 +192,7 @@ def test_a_wish_to_stop_during_the_last_test_says_how_to_have_the_report(
     with monkeypatch.context() as patch:
         patch.setattr(Training, "tested", interrupted)
         with pytest.raises(
-            RunStopped, match=r"the report is not written yet\. .*torchcaps train --resume .*run"
+            RunInterrupted, match=r"the report is not written yet\. .*torchcaps train --resume .*run"
         ) as stop:
             train(small(), tmp_path / "run")
     assert stop.value.signal == signal.SIGTERM
@@ -204,7 +204,7 @@ def test_a_metrics_file_with_broken_bytes_is_read_as_far_as_it_goes(tmp_path: Pa
     with (run.folder / "metrics.csv").open("ab") as file:
         file.write(b"\xff\xfe\x00bad\n")
     again = resume(run.folder, lambda spec: spec.replace_recipe(epochs=2))
-    assert len(read_rows(again.folder / "metrics.csv")) == 2
+    assert len(read_metrics(again.folder / "metrics.csv")) == 2
 
 
 @pytest.fixture
@@ -278,7 +278,7 @@ def test_a_run_that_is_over_may_go_on_longer(tmp_path: Path) -> None:
     train(spec, tmp_path / "run")
     again = resume(tmp_path / "run")
     assert again.steps == 10
-    assert [row["step"] for row in read_rows(tmp_path / "run/metrics.csv")] == [5, 10]
+    assert [row["step"] for row in read_metrics(tmp_path / "run/metrics.csv")] == [5, 10]
     longer = resume(tmp_path / "run", lambda spec: spec.replace_recipe(epochs=4))
     assert longer.steps == 20
     assert same(weights(longer), weights(train(spec.replace_recipe(epochs=4), tmp_path / "whole")))

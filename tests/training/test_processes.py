@@ -12,7 +12,7 @@ import torch
 
 from tests.tolerances import SAME, relative_rms
 from torchcaps.training.checkpoint import read_checkpoint
-from torchcaps.training.logging import read_rows
+from torchcaps.training.logging import read_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "-m", "torchcaps"]
@@ -44,7 +44,7 @@ def test_two_processes_reach_the_weights_and_the_numbers_of_one(tmp_path: Path) 
         assert process.returncode == 0, err
         said[name] = out
     one = read_checkpoint(tmp_path / "one/checkpoints/last.safetensors")
-    rows = read_rows(tmp_path / "one/metrics.csv")
+    rows = read_metrics(tmp_path / "one/metrics.csv")
     for name in ("two", "torchrun"):
         assert said[name].count("in " + str(tmp_path)) == 1  # one speaks
         other = read_checkpoint(tmp_path / name / "checkpoints/last.safetensors")
@@ -60,7 +60,7 @@ def test_two_processes_reach_the_weights_and_the_numbers_of_one(tmp_path: Path) 
         assert len(coefficients) == 1
         for key in coefficients:
             assert relative_rms(other.part("model")[key], one.part("model")[key]) < SAME[torch.float32]
-        for row, mine in zip(rows, read_rows(tmp_path / name / "metrics.csv"), strict=True):
+        for row, mine in zip(rows, read_metrics(tmp_path / name / "metrics.csv"), strict=True):
             assert mine["step"] == row["step"]
             assert mine["train_accuracy"] == row["train_accuracy"]
             assert mine["test_accuracy"] == row["test_accuracy"]

@@ -20,7 +20,7 @@ from torchcaps.cli.train import train_help
 from torchcaps.models.schedules import Exponential, OneCycle
 from torchcaps.routing import EM, Dynamic
 from torchcaps.training import RunSpec, Trained, load_run, train
-from torchcaps.training.logging import read_rows
+from torchcaps.training.logging import read_metrics
 from torchcaps.training.trainer import Training
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -78,7 +78,7 @@ def test_flags_and_files_say_the_same(capsys: pytest.CaptureFixture[str]) -> Non
     # The file of a run is a file of flags, and what is given beside it has the last word.
     run(capsys, "train", "--config", "flags/config.yaml", "--out", "again")
     assert spec_of("again") == spec
-    rows, others = (read_rows(Path(name, "metrics.csv")) for name in ("flags", "again"))
+    rows, others = (read_metrics(Path(name, "metrics.csv")) for name in ("flags", "again"))
     assert [{**row, "seconds": 0} for row in rows] == [{**row, "seconds": 0} for row in others]
     run(capsys, "train", "--config=flags/config.yaml", "--out", "other", "--epochs", "1", "--seed=5")
     assert (spec_of("other").seed, spec_of("other").recipe.epochs, spec_of("other").recipe.steps) == (5, 1, None)
@@ -195,7 +195,7 @@ def test_a_run_that_goes_on_takes_bounds_only(capsys: pytest.CaptureFixture[str]
     assert "--seed can't change a run that goes on" in refusal("train", "--resume", "run", "--seed", "3")
     text = run(capsys, "train", "--resume", "run", "--epochs", "2")
     assert "going on with run at step 5, epoch 1.00" in text
-    assert len(read_rows(Path("run/metrics.csv"))) == 2
+    assert len(read_metrics(Path("run/metrics.csv"))) == 2
     assert "run is at step 10 already: the 3 steps that it is to have lie before" in refusal(
         "train", "--resume", "run", "--steps", "3"
     )
@@ -219,7 +219,7 @@ def test_trap_52_the_best_is_chosen_on_images_held_out_and_never_on_the_test_ima
     spec = RunSpec.of(MODEL, data=DATA, batch_size=16, epochs=4, val_fraction=0.2, eval_weights="best", num_threads=1)
     result = train(spec, tmp_path / "run")
     assert looked == ["validation"] * 4
-    rows = read_rows(tmp_path / "run/metrics.csv")
+    rows = read_metrics(tmp_path / "run/metrics.csv")
     assert all(row["test_accuracy"] is None for row in rows)
     best = max(rows, key=lambda row: (row["validation_accuracy"], -row["validation_loss"]))
     assert load_run(tmp_path / "run").step == best["step"]

@@ -22,12 +22,14 @@ __all__ = [
     "is_identity",
     "is_resumable",
     "non_default",
+    "pack_bits",
     "polymorphic",
     "result_from_dict",
     "result_to_dict",
     "setting",
     "to_json",
     "to_plain",
+    "unpack_bits",
 ]
 
 T = TypeVar("T")
@@ -208,3 +210,24 @@ def result_from_dict(cls: type[T], values: Mapping[str, Any], prefix: str = "") 
 
 def _as_tuple(value: Any) -> Any:
     return tuple(_as_tuple(item) for item in value) if isinstance(value, list) else value
+
+
+def pack_bits(bits: Tensor) -> str:
+    """Return a bool tensor as hexadecimal digits: eight values per byte, the first in the highest bit.
+
+    >>> pack_bits(torch.tensor([True, False, False, False, False, False, False, True, True]))
+    '8180'
+    """
+    padded = torch.cat([bits.to(torch.uint8), bits.new_zeros(-len(bits) % 8, dtype=torch.uint8)]).view(-1, 8)
+    weights = 2 ** torch.arange(7, -1, -1)
+    return bytes((padded * weights).sum(1).tolist()).hex()
+
+
+def unpack_bits(text: str, n: int) -> Tensor:
+    """Return the first ``n`` values of a bool tensor that `pack_bits` has packed.
+
+    >>> unpack_bits("8180", 9).nonzero().flatten().tolist()
+    [0, 7, 8]
+    """
+    packed = torch.tensor(list(bytes.fromhex(text)), dtype=torch.uint8)
+    return (packed[:, None] >> torch.arange(7, -1, -1) & 1).flatten()[:n].bool()

@@ -62,9 +62,7 @@ def analyze_command(words: list[str]) -> None:
     parser = _AnalyzeParser(prog="torchcaps analyze", description=DESCRIPTION)
     parser.add_argument("runs", nargs="+", help="folders of runs")
     parser.add_argument("kind", help="one of the kinds below")
-    parser.add_argument(
-        "--out", type=str | None, help="the figure, .png, .svg or .pdf (default: RUN/pictures/KIND.png)"
-    )
+    parser.add_argument("--out", type=str | None, help="the figure, .png, .svg or .pdf (default: RUN/figures/KIND.png)")
     parser.add_argument("--images", type=int | None, help="so many, always the same ones (default: as the kind needs)")
     parser.add_argument("--seed", type=int, default=0, help="of whatever is drawn at random")
     parser.add_argument(
@@ -128,7 +126,7 @@ def _kind(parser: Parser, options: Any, given: set[str]) -> Kind:
 def _out(parser: Parser, options: Any) -> Path | None:
     """Return where the figure goes."""
     if options.out is None:
-        return None if options.json else Path(options.runs[0]).expanduser() / "pictures" / f"{options.kind}.png"
+        return None if options.json else Path(options.runs[0]).expanduser() / "figures" / f"{options.kind}.png"
     out = Path(options.out).expanduser()
     if out.suffix.lower() not in ENDINGS:
         parser.error(f"--out must end in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}, got {options.out!r}")

@@ -11,8 +11,8 @@ import torch
 from torchcaps.cli.parser import Parser
 from torchcaps.cli.words import Flags
 from torchcaps.data import DataError
+from torchcaps.training.figures import draw_prediction, write_image
 from torchcaps.training.inference import Trained, load_run
-from torchcaps.training.pictures import draw_prediction, write_image
 from torchcaps.training.predict import Prediction, predict
 
 __all__ = ["predict_command"]

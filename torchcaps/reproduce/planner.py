@@ -241,9 +241,9 @@ def _run_task(job: Job, store: Store, timed: bool, own: dict[str, Any]) -> Task:
 
 def _step_reached(store: Store, job: Job) -> int:
     """Return the step of the last row that a run has written: near where it will go on."""
-    from torchcaps.training.logging import read_rows
+    from torchcaps.training.logging import read_metrics
 
-    rows = read_rows(store.folder(job).metrics)
+    rows = read_metrics(store.folder(job).metrics)
     return rows[-1]["step"] if rows else 0
 
 

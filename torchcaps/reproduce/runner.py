@@ -14,18 +14,18 @@ from torchcaps.reproduce.planner import Plan, Task, members_of
 from torchcaps.reproduce.scales import run_spec
 from torchcaps.reproduce.schema import Measure, Run
 from torchcaps.reproduce.store import Job, Store, write_whole
-from torchcaps.training import Diverged, RunSpec, load_run, resume, train
-from torchcaps.training.display import Display
-from torchcaps.training.errors import RunError, Taken
+from torchcaps.training import DivergenceError, RunSpec, load_run, resume, train
+from torchcaps.training.errors import RunError, RunInUseError
 from torchcaps.training.evaluation import Tally
 from torchcaps.training.inference import right_images
+from torchcaps.training.logging import ConsoleLogger
 from torchcaps.training.run_dir import RunFolder
 from torchcaps.training.setup import open_test
 
 __all__ = ["Bar", "work_through"]
 
 
-class Bar(Display):
+class Bar(ConsoleLogger):
     """One bar for the whole plan on a terminal; elsewhere a line for each job.
 
     Args:
@@ -34,7 +34,7 @@ class Bar(Display):
     """
 
     def __init__(self, plan: Plan, terminal: bool, say: Callable[[str], object] = print) -> None:
-        super().__init__(speak=False)  # runs are quiet: this speaks for them
+        super().__init__(enabled=False)  # runs are quiet: this speaks for them
         self.plan, self.tall, self.line = plan, terminal, say
         self._progress: Any = None
         self._share = 0.0
@@ -73,11 +73,11 @@ class Bar(Display):
             self.line(f"{self._name}: {words}")
 
     @contextlib.contextmanager
-    def running(self, total: int, done: int) -> Iterator[None]:
+    def progress(self, total: int, completed: int) -> Iterator[None]:
         """Show no bar of a single run's own."""
         yield
 
-    def step(self, step: int, epoch: float, total: int, tally: Tally) -> None:
+    def on_step(self, step: int, epoch: float, total: int, tally: Tally) -> None:
         """Move on."""
         if self._first is None:
             self._first = step - 1
@@ -88,7 +88,7 @@ class Bar(Display):
             self._quiet = time.monotonic()
             self.line(f"{self._name}: step {step:,} of {total:,}")
 
-    def tick(self) -> None:
+    def on_eval_batch(self) -> None:
         """Look alive: a measurement has no steps to tell."""
         if self._progress is not None:
             self._progress.refresh()
@@ -96,7 +96,7 @@ class Bar(Display):
             self._quiet = time.monotonic()
             self.line(f"{self._name}: at work for {(self._quiet - self._begun) / 60:.0f} minutes")
 
-    def row(self, row: dict[str, Any], epochs: int | None) -> None:
+    def on_metrics(self, row: dict[str, Any], epochs: int | None) -> None:
         """Say nothing of an epoch: the record has it."""
 
 
@@ -131,12 +131,12 @@ def _train(job: Job, store: Store, bar: Bar, own: dict[str, Any]) -> str:
         folder.release()
         _same_settings(folder, spec)
         if not folder.config.exists():
-            train(spec, folder.path, display=bar, pictures=False)
+            train(spec, folder.path, console=bar, figures=False)
         elif not folder.results.exists():
-            resume(folder.path, display=bar, pictures=False)
-    except Taken as error:  # at the first look, or between it and the training
+            resume(folder.path, console=bar, figures=False)
+    except RunInUseError as error:  # at the first look, or between it and the training
         return f"waits, another process has it ({error}): run this again when it is done"
-    except Diverged as error:
+    except DivergenceError as error:
         store.write_diverged(job, spec, str(error))
         return f"diverged: {error}"
     trained = load_run(folder.path)
@@ -190,7 +190,7 @@ def _measured(job: Job, store: Store, bar: Bar, own: dict[str, Any]) -> str:
             return f"waits for the measurement {before.name}: run it again then"
         records[name] = found["found"]
     folder = store.work / job.key(store.scale)
-    context = Context(store.scale, job.seed, folder, own.get("data_dir"), bar.tick, records)
+    context = Context(store.scale, job.seed, folder, own.get("data_dir"), bar.on_eval_batch, records)
     options = {k: v for k, v in store.options(job).items() if k not in ("runs", "after", "version")}
     torch.set_flush_denormal(True)  # as in training
     start = time.monotonic()

@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 
 from torchcaps._core.files import move_into_place, staging_directory
+from torchcaps._core.machine import describe_machine
 from torchcaps._core.optional import import_optional
 from torchcaps.reproduce.scales import Scale, run_spec
 from torchcaps.reproduce.schema import Measure, Run
 from torchcaps.training import RunSpec
 from torchcaps.training.errors import RunError
-from torchcaps.training.logging import read_rows
-from torchcaps.training.run import machine
+from torchcaps.training.logging import read_metrics
 from torchcaps.training.run_dir import RunFolder
 
 __all__ = ["RESULTS", "WORK", "Job", "Store", "as_hex", "from_hex", "source_name", "write_whole"]
@@ -168,13 +168,13 @@ class Store:
         folder = self.folder(job)
         report = json.loads(folder.results.read_text(encoding="utf-8"))
         config = {k: v for k, v in folder.read_config().to_plain().items() if k != "data_dir"}
-        test = report["test"].get(report["weights"]) or {}
+        test = report["test"].get(report["eval_weights"]) or {}
         found = {
-            "ended": report["ended"],
+            "stop_reason": report["stop_reason"],
             "epochs": report["epochs"],
             "steps": report["steps"],
             "seconds": report["seconds"],
-            "weights": report["weights"],
+            "weights": report["eval_weights"],
             "accuracy": test.get("accuracy"),
             "n": test.get("n"),
             "n_right": test.get("n_right"),
@@ -182,7 +182,7 @@ class Store:
             "by_class": test.get("found"),
             "right": None if right is None else as_hex(right),
         }
-        curve = [{k: v for k, v in row.items() if v is not None} for row in read_rows(folder.metrics)]
+        curve = [{k: v for k, v in row.items() if v is not None} for row in read_metrics(folder.metrics)]
         rest = {"curve": curve, "machine": report["machine"]}
         self._write(job, {"config": config, "model_spec": self._net(job), "found": found, **rest}, {})
 
@@ -194,10 +194,17 @@ class Store:
         """Write the record of a run that did not train: that is a result too."""
         folder = self.folder(job)
         config = {k: v for k, v in spec.to_plain().items() if k != "data_dir"}
-        curve = [{k: v for k, v in row.items() if v is not None} for row in read_rows(folder.metrics)]
+        curve = [{k: v for k, v in row.items() if v is not None} for row in read_metrics(folder.metrics)]
         seconds = curve[-1]["seconds"] if curve else 0.0  # of all sessions, up to the last whole epoch
-        found = {"ended": why, "diverged": True, "seconds": seconds, "accuracy": None, "n": None}
-        rest = {"curve": curve, "machine": machine()}
+        found = {
+            "stop_reason": "diverged",
+            "message": why,
+            "diverged": True,
+            "seconds": seconds,
+            "accuracy": None,
+            "n": None,
+        }
+        rest = {"curve": curve, "machine": describe_machine()}
         self._write(job, {"config": config, "model_spec": self._net(job), "found": found, **rest}, {})
 
     def write_measure(self, job: Job, found: Mapping[str, Any], seconds: float) -> None:
@@ -211,7 +218,7 @@ class Store:
                     continue
             small[name] = _plain(value)
         values = {"options": _plain(self.options(job)), "found": small, "seconds": round(seconds, 1)}
-        self._write(job, {**values, "arrays": sorted(arrays), "machine": machine()}, arrays)
+        self._write(job, {**values, "arrays": sorted(arrays), "machine": describe_machine()}, arrays)
 
     def _write(self, job: Job, values: dict[str, Any], arrays: dict[str, Tensor]) -> None:
         path = self.path(job)

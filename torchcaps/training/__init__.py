@@ -1,4 +1,4 @@
-"""Training: a run, from what was chosen to its report, and what was trained, to be used.
+"""Training of models: runs with checkpoints and exact resume, evaluation, and use of trained models.
 
 >>> spec = RunSpec.of("capsnet_small", epochs=2, val_fraction=0.1)
 >>> spec.recipe.optimizer.lr
@@ -6,17 +6,19 @@
 """
 
 from torchcaps.training.config import RunSpec
-from torchcaps.training.errors import CheckpointError, Diverged, RunError, RunStopped
+from torchcaps.training.errors import CheckpointError, DivergenceError, RunError, RunInterrupted
 from torchcaps.training.inference import Trained, load_run
-from torchcaps.training.run import Result, resume, train
+from torchcaps.training.run import TrainResult, resume, train
+from torchcaps.training.state import StopReason
 
 __all__ = [
     "CheckpointError",
-    "Diverged",
-    "Result",
+    "DivergenceError",
     "RunError",
+    "RunInterrupted",
     "RunSpec",
-    "RunStopped",
+    "StopReason",
+    "TrainResult",
     "Trained",
     "load_run",
     "resume",

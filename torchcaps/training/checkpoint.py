@@ -1,10 +1,9 @@
-"""Checkpoints: one file of tensors and plain numbers, written whole or not at all, that executes nothing when read.
+"""Checkpoints: one safetensors file, written atomically and verified when read.
 
-Tensors are in the safetensors format. What else there is to know stands in its header as JSON, with a checksum of the
-tensors, since a file whose bytes have changed would otherwise be read without a word.
+Tensors are in the safetensors format, so that reading a file executes no code. Its header holds all other state as
+JSON and a checksum over everything: safetensors alone would read changed bytes without an error.
 """
 
-import contextlib
 import hashlib
 import json
 import os
@@ -15,161 +14,224 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchcaps._core.files import move_into_place, staging_directory, sync_file
+from torchcaps._core.files import move_into_place, reason_of, staging_directory, sync_directory, sync_file
 from torchcaps._core.optional import import_optional
 from torchcaps.training.config import RunSpec
+from torchcaps.training.ema import EMA
 from torchcaps.training.errors import CheckpointError, RunError
+from torchcaps.training.state import TrainState
 
 __all__ = [
     "Checkpoint",
-    "optimizer_tensors",
-    "prefixed",
+    "CheckpointWriter",
+    "check_same_run",
+    "load_optimizer_state",
+    "optimizer_state",
     "read_checkpoint",
-    "refuse_foreign",
-    "restore_optimizer",
     "write_checkpoint",
 ]
 
-FORMAT = "torchcaps checkpoint 1"
+FORMAT = "torchcaps checkpoint 2"
 
 
 class Checkpoint(NamedTuple):
-    """What a file holds.
+    """Content of a checkpoint file.
 
     Args:
-        tensors: by name, ``model.front.conv1.weight``.
-        state: plain numbers and words.
+        tensors: by qualified name, such as ``model.front.conv1.weight``.
+        state: JSON-compatible state: counters, configuration, class names.
     """
 
     tensors: dict[str, Tensor]
     state: dict[str, Any]
 
-    def part(self, prefix: str) -> dict[str, Tensor]:
-        """Return the tensors whose names begin with a word, without it."""
+    def section(self, prefix: str) -> dict[str, Tensor]:
+        """Return the tensors named ``prefix.*``, without the prefix."""
         return {name[len(prefix) + 1 :]: t for name, t in self.tensors.items() if name.startswith(f"{prefix}.")}
 
-    def load_weights(self, model: nn.Module, part: str = "model") -> None:
-        """Put weights into a model; refuse those of another one."""
-        weights = self.part(part)
-        own = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-        found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-        if own != found:
-            odd = sorted(name for name in own.keys() | found.keys() if own.get(name) != found.get(name))[0]
-            there = f"{list(found[odd])}" if odd in found else "none"
-            wanted = f"{list(own[odd])}" if odd in own else "none"
-            raise CheckpointError(f"its weights are those of another model: {odd} is {there}, the model's is {wanted}")
+    def load_weights(self, model: nn.Module, section: str = "model") -> None:
+        """Load a section into a model; names and shapes must match exactly."""
+        weights = self.section(section)
+        expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+        stored = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+        if expected != stored:
+            name = min(name for name in expected.keys() | stored.keys() if expected.get(name) != stored.get(name))
+            theirs, ours = (f"shape {list(s[name])}" if name in s else "not present" for s in (stored, expected))
+            raise CheckpointError(
+                f"its weights belong to another model: {name} is {theirs} in the checkpoint and {ours} in the model"
+            )
         model.load_state_dict(weights)
 
 
-def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors under names that begin with a word."""
-    return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
+class CheckpointWriter:
+    """Assembles and writes the checkpoints of one run.
+
+    Args:
+        last, previous, best: the files: newest checkpoint, the one before it, best on the validation set.
+        constants: state that never changes in a run: configuration, class names, number of training images.
+        pipeline: tensors of the preprocessing, such as the mean image.
+        resume_command: continues the run; named in errors.
+    """
+
+    def __init__(
+        self,
+        last: Path,
+        previous: Path,
+        best: Path,
+        constants: Mapping[str, Any],
+        pipeline: Mapping[str, Tensor],
+        resume_command: str,
+    ) -> None:
+        self.last, self.previous, self.best = last, previous, best
+        self.constants, self.resume_command = constants, resume_command
+        self._pipeline = _add_prefix("pipeline", pipeline)
+
+    @property
+    def status(self) -> str:
+        """Sentence that names the newest checkpoint, for errors."""
+        existing = [path for path in (self.last, self.previous) if path.exists()]
+        return f"The last good checkpoint is {existing[0]}." if existing else "No checkpoint was saved yet."
+
+    def save_last(
+        self,
+        state: TrainState,
+        precision: Mapping[str, Any],
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        ema: EMA | None,
+    ) -> None:
+        """Write all that an exact resume needs; the file so far becomes ``previous``.
+
+        Args:
+            state: the run's counters.
+            precision: state of the gradient scaler.
+            model: its weights.
+            optimizer: its state.
+            ema: the EMA weights, if the run has them.
+        """
+        tensors = _add_prefix("model", model.state_dict())
+        tensors |= _add_prefix("optimizer", optimizer_state(optimizer))
+        if ema is not None:
+            tensors |= _add_prefix("ema", ema.state_dict())
+        self._write(self.last, tensors, state, precision, self.previous)
+
+    def save_best(self, state: TrainState, precision: Mapping[str, Any], model: nn.Module) -> None:
+        """Write the weights with the best validation result."""
+        self._write(self.best, _add_prefix("model", model.state_dict()), state, precision)
+
+    def _write(
+        self,
+        path: Path,
+        tensors: dict[str, Tensor],
+        state: TrainState,
+        precision: Mapping[str, Any],
+        previous: Path | None = None,
+    ) -> None:
+        plain = {"run": state.to_plain(), **self.constants, "precision": precision}
+        try:
+            write_checkpoint(path, tensors | self._pipeline, plain, previous)
+        except RunError as error:
+            advice = f"Free some space, then continue with: {self.resume_command}"
+            raise RunError(f"{error}. {self.status} {advice}") from error
 
 
 def write_checkpoint(
     path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any], previous: Path | None = None
 ) -> None:
-    """Write a checkpoint: it is on the disk when this returns, and until then the one before stands.
+    """Write a checkpoint atomically: it is synced to disk before it replaces an existing file.
 
     Args:
-        path: where.
-        tensors: what it holds, by name.
-        state: what else.
-        previous: what the file that stands there now is called afterwards; without it, it is gone.
+        path: the file.
+        tensors: by qualified name.
+        state: JSON-compatible state.
+        previous: an existing file at ``path`` is renamed to this; without it, it is replaced.
     """
     safetensors = import_optional("safetensors.torch", "a checkpoint")
-    own = dict(_unshared(tensors))
-    words = json.dumps(state)
-    header = {"format": FORMAT, "state": words, "checksum": _checksum(own, words)}
+    separate = dict(_unshare(tensors))
+    text = json.dumps(state)
+    header = {"format": FORMAT, "state": text, "checksum": _checksum(separate, text)}
     try:
-        with staging_directory(path.parent, sweep=False) as place:
-            safetensors.save_file(own, place / path.name, header)
-            sync_file(place / path.name)  # a full disk may show only now: the old one is not touched before
+        with staging_directory(path.parent, sweep=False) as staging:
+            safetensors.save_file(separate, staging / path.name, header)
+            sync_file(staging / path.name)  # a full disk may show only now: the old file is still in place
             if previous is not None and path.exists():
                 os.replace(path, previous)
-            move_into_place(place / path.name, path)
-            sync_folder(path.parent)
-    except (OSError, import_optional("safetensors", "a checkpoint").SafetensorError) as error:
+            move_into_place(staging / path.name, path)
+            sync_directory(path.parent)
+    except OSError as error:
+        raise RunError(f"{path} can't be written: {reason_of(error)}") from error
+    except import_optional("safetensors", "a checkpoint").SafetensorError as error:
         reason = str(error).removeprefix("Error while serializing: I/O error: ").partition(" (os error")[0]
-        if isinstance(error, OSError) and error.strerror:
-            reason = error.strerror
         raise RunError(f"{path} can't be written: {reason}") from error
 
 
 def read_checkpoint(path: Path, device: torch.device | str = "cpu") -> Checkpoint:
-    """Read a checkpoint, after it was seen to be whole."""
+    """Read a checkpoint and verify its format and checksum."""
     safetensors = import_optional("safetensors", "a checkpoint")
     try:
         with safetensors.safe_open(path, "pt", device="cpu") as file:
             header = file.metadata() or {}
             if header.get("format") != FORMAT:
-                raise CheckpointError(f"{path} is no checkpoint of torchcaps: it doesn't say {FORMAT!r}")
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no dictionary
+                raise CheckpointError(f"{path} is not a torchcaps checkpoint: its format is not {FORMAT!r}")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dict
         state = json.loads(header["state"])
     except FileNotFoundError as error:
-        raise CheckpointError(f"{path} is not there") from error
+        raise CheckpointError(f"{path} does not exist") from error
     except (OSError, safetensors.SafetensorError, KeyError, ValueError) as error:
         if isinstance(error, CheckpointError):
             raise
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise CheckpointError(f"{path} is no checkpoint, or a broken one: {reason}") from error
+        raise CheckpointError(f"{path} is not a checkpoint, or is damaged: {reason}") from error
     if _checksum(tensors, header["state"]) != header.get("checksum"):
-        raise CheckpointError(f"{path} is broken: it doesn't have the checksum that it was written with")
+        raise CheckpointError(f"{path} is damaged: its content does not match its checksum")
     return Checkpoint({name: tensor.to(device) for name, tensor in tensors.items()}, state)
 
 
-def refuse_foreign(checkpoint: Checkpoint, spec: RunSpec) -> None:
-    """Raise a CheckpointError if a checkpoint has settings that differ from the run's and can't change on resume."""
+def check_same_run(checkpoint: Checkpoint, spec: RunSpec) -> None:
+    """Raise `CheckpointError` if a checkpoint has settings that differ from the run's and can't change on resume."""
     for name, (recorded, current) in spec.resume_conflicts(checkpoint.state.get("config", {})).items():
-        raise CheckpointError(f"it is of a run with {name} {recorded!r}, and this one has {current!r}")
+        raise CheckpointError(f"it belongs to a run with {name} {recorded!r}; this run has {current!r}")
 
 
-def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return what an optimiser keeps beside the parameters, ``0.exp_avg`` for the first of them."""
-    kept = optimizer.state_dict()["state"]
+def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Return an optimizer's tensors by parameter index and name: ``0.exp_avg`` belongs to the first parameter."""
     return {
-        f"{number}.{name}": value
-        for number, values in kept.items()
+        f"{index}.{name}": value
+        for index, values in optimizer.state_dict()["state"].items()
         for name, value in values.items()
         if isinstance(value, Tensor)
     }
 
 
-def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Give an optimiser back what it kept."""
+def load_optimizer_state(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Restore what `optimizer_state` returned."""
     state: dict[int, dict[str, Tensor]] = {}
     try:
         for name, tensor in tensors.items():
-            number, _, key = name.partition(".")
-            state.setdefault(int(number), {})[key] = tensor
+            index, _, key = name.partition(".")
+            state.setdefault(int(index), {})[key] = tensor
         optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
     except (KeyError, ValueError) as error:
-        raise CheckpointError(f"what its optimiser kept can't be taken: {error}") from error
+        raise CheckpointError(f"its optimizer state does not fit the optimizer: {error}") from error
 
 
-def sync_folder(folder: Path) -> None:
-    """Wait until a folder's names are on the disk, where the system can be asked to."""
-    with contextlib.suppress(OSError):  # Windows opens no folders
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+def _add_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
 
 
-def _unshared(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Give tensors on the CPU, each with memory of its own, as the format wants them."""
+def _unshare(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors on the CPU, each with its own memory, as safetensors requires."""
     seen: set[int] = set()
     for name, tensor in tensors.items():
-        own = tensor.detach().cpu().contiguous()
-        storage = own.untyped_storage().data_ptr()
-        whole = own.untyped_storage().nbytes() == own.nbytes
-        yield name, own if whole and storage not in seen else own.clone()
-        seen.add(storage)
+        contiguous = tensor.detach().cpu().contiguous()
+        storage = contiguous.untyped_storage()
+        is_alone = storage.nbytes() == contiguous.nbytes and storage.data_ptr() not in seen
+        yield name, contiguous if is_alone else contiguous.clone()
+        seen.add(storage.data_ptr())
 
 
-def _checksum(tensors: Mapping[str, Tensor], words: str) -> str:
-    digest = hashlib.sha256(words.encode())
+def _checksum(tensors: Mapping[str, Tensor], state: str) -> str:
+    digest = hashlib.sha256(state.encode())
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())

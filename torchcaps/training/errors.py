@@ -1,46 +1,53 @@
-"""What can go wrong in a run: always one sentence that says what, and what to do."""
+"""Exceptions of training runs. Each message is one sentence: the cause, and how to continue."""
 
-import importlib
-from types import ModuleType
-from typing import Any
-
-__all__ = ["CheckpointError", "Diverged", "RunError", "RunStopped", "Taken", "extra"]
+__all__ = ["CheckpointError", "DivergenceError", "PeerLostError", "RunError", "RunInUseError", "RunInterrupted"]
 
 
 class RunError(RuntimeError):
-    """A run can't go on; what it had reached is kept."""
+    """Training cannot continue; the checkpoints written so far are intact.
+
+    Attributes:
+        secondary: whether another process of the run has the cause and reports it.
+    """
+
+    secondary = False
 
 
-class Diverged(RunError):
-    """A run has come to values that are no numbers, or to coefficients without bounds: it does not train."""
+class DivergenceError(RunError):
+    """Training produced non-finite values or unbounded routing coefficients.
+
+    Args:
+        message: step and module of the first non-finite value.
+        secondary: see `RunError`.
+    """
+
+    def __init__(self, message: str, secondary: bool = False) -> None:
+        super().__init__(message)
+        self.secondary = secondary
 
 
-class Taken(ValueError):
-    """A folder has a run already, or another process trains there."""
+class PeerLostError(RunError):
+    """Another process of a distributed run has exited."""
+
+    secondary = True
+
+
+class RunInUseError(ValueError):
+    """The directory already contains a run, or another process is training in it."""
 
 
 class CheckpointError(ValueError):
-    """A file is no checkpoint, or a broken one."""
+    """The file is not a checkpoint, is damaged, or belongs to another run."""
 
 
-class RunStopped(Exception):
-    """A run was asked to stop, and has written where it stands.
+class RunInterrupted(Exception):
+    """A signal stopped the run after it had saved a checkpoint.
 
     Args:
-        message: what was reached, and how to go on.
-        signal: the number of the signal that asked.
+        message: the step reached and the command that resumes the run.
+        signal: number of the signal.
     """
 
     def __init__(self, message: str, signal: int) -> None:
         super().__init__(message)
         self.signal = signal
-
-
-def extra(module: str, what_for: str, name: str = "train") -> ModuleType | Any:
-    """Import what ``torchcaps[train]`` brings; say so where it is missing."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        if error.name is not None and error.name.partition(".")[0] != module.partition(".")[0]:
-            raise  # it is there, and broken
-        raise ValueError(f"{what_for} needs {module.partition('.')[0]}: pip install 'torchcaps[{name}]'") from error

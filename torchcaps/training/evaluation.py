@@ -25,6 +25,7 @@ class Measures:
         loss: the mean.
         seen, found: for each class how many images show it, and in how many of these it was predicted.
         confusion: for one object an image: which class was taken for which, ``[true][predicted]``.
+        correct: whether each image is classified correctly, bool ``[n]`` in the order of the data set, if recorded.
     """
 
     n: int
@@ -33,6 +34,7 @@ class Measures:
     seen: list[int]
     found: list[int]
     confusion: list[list[int]] = field(default_factory=list, repr=False)
+    correct: Tensor | None = field(default=None, repr=False, compare=False)
 
     @property
     def accuracy(self) -> float:
@@ -54,20 +56,37 @@ class Reducer(Protocol):
 
 
 class Tally:
-    """Counts over batches; those of several processes add up to what one would have counted."""
+    """Counts over batches; those of several processes add up to what one would have counted.
 
-    def __init__(self, model: Network) -> None:
+    Args:
+        model: the network whose predictions are counted.
+        n_images: size of the data set, to record for each of its images whether it is classified correctly.
+    """
+
+    def __init__(self, model: Network, n_images: int | None = None) -> None:
         classes = model.spec.classes
         self.counts = torch.zeros(2 + 2 * classes + classes * classes, dtype=torch.int64)
         self.loss = torch.zeros((), dtype=torch.float64)
         self.model, self.classes = model, classes
+        self.correct = None if n_images is None else torch.zeros(n_images, dtype=torch.uint8)
 
-    def add(self, scores: Tensor, labels: Tensor, loss: float) -> None:
-        """Take note of a batch."""
+    def add(self, scores: Tensor, labels: Tensor, loss: float, indices: Tensor | None = None) -> None:
+        """Count a batch.
+
+        Args:
+            scores: the network's scores, ``[B, classes]``.
+            labels: true labels.
+            loss: mean loss of the batch.
+            indices: indices of the images in the data set, if ``correct`` is recorded.
+        """
         scores, labels = scores.detach().float().cpu(), labels.cpu()
         classes, n = self.classes, len(labels)
         self.counts[0] += n
-        self.counts[1] += self.model.is_correct(scores, labels).sum()
+        correct = self.model.is_correct(scores, labels)
+        self.counts[1] += correct.sum()
+        if self.correct is not None:
+            assert indices is not None
+            self.correct[indices] = correct.to(torch.uint8)
         seen, found, confusion = self.counts[2:].split([classes, classes, classes * classes])
         if self.model.n_objects == 1:
             numbers, predicted = split_labels(labels, classes, 1)[0], self.model.predict(scores)
@@ -95,7 +114,10 @@ class Tally:
         classes, n = self.classes, max(1, int(counts[0]))
         seen, found, confusion = counts[2:].split([classes, classes, classes * classes])
         table = confusion.view(classes, classes).tolist() if self.model.n_objects == 1 else []
-        return Measures(int(counts[0]), int(counts[1]), float(loss) / n, seen.tolist(), found.tolist(), table)
+        correct = self.correct
+        if correct is not None:
+            correct = (reduce(correct) if reduce else correct).bool()
+        return Measures(int(counts[0]), int(counts[1]), float(loss) / n, seen.tolist(), found.tolist(), table, correct)
 
     def plain(self) -> dict[str, Any]:
         """Return the counts as a checkpoint keeps them."""
@@ -127,12 +149,13 @@ def evaluate(
     """
     was_training = network.training
     network.eval()
-    tally = Tally(network)
+    tally = Tally(network, len(loader.dataset))
     try:
         with torch.no_grad():
-            for batch in loader.epoch(0):
+            for index, batch in enumerate(loader.epoch(0)):
                 output = network(batch.images, batch.labels)
-                tally.add(output.scores, batch.labels, float(loss_of(loss, output, batch, step)))
+                value = float(loss_of(loss, output, batch, step))
+                tally.add(output.scores, batch.labels, value, loader.indices(0, index))
                 if progress is not None:
                     progress()
     finally:

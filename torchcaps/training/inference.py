@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchcaps.data import Dataset, Loader, MeanImage, Pipeline, create_pipeline
 from torchcaps.models import Network
-from torchcaps.training.checkpoint import Checkpoint, read_checkpoint, refuse_foreign
+from torchcaps.training.checkpoint import Checkpoint, check_same_run, read_checkpoint
 from torchcaps.training.config import RunSpec
 from torchcaps.training.errors import CheckpointError
 from torchcaps.training.evaluation import Measures, Tally, loss_of
@@ -80,11 +80,11 @@ def load_run(path: str | os.PathLike[str], weights: str | None = None) -> Traine
     wanted = weights or spec.recipe.eval_weights
     checkpoint, note = _checkpoint(folder, wanted)
     model = make_network(spec)
-    part = "ema" if wanted == "ema" and checkpoint.part("ema") else "model"
+    part = "ema" if wanted == "ema" and checkpoint.section("ema") else "model"
     if wanted == "ema" and part == "model":
         raise ValueError(f"{path} has no EMA weights: it was trained with --eval-weights {spec.recipe.eval_weights}")
     try:
-        refuse_foreign(checkpoint, spec)
+        check_same_run(checkpoint, spec)
         checkpoint.load_weights(model, part)
     except CheckpointError as error:
         raise CheckpointError(f"{folder.last if wanted != 'best' else folder.best}: {error}") from error
@@ -108,7 +108,7 @@ def _checkpoint(folder: RunFolder, wanted: str) -> tuple[Checkpoint, str]:
 def _pipeline(spec: RunSpec, checkpoint: Checkpoint) -> Pipeline:
     """Return how images are prepared, with what was learnt of the training set."""
     pipeline = create_pipeline(spec.recipe.augmentation)
-    means = iter(checkpoint.part("pipeline").values())
+    means = iter(checkpoint.section("pipeline").values())
     mean = next(means, None)
     lists = [
         [

@@ -1,82 +1,108 @@
-"""The numbers of a run, row by row: as CSV always, for TensorBoard where it is asked for."""
+"""Logging of a run: metrics as CSV and for TensorBoard, progress and summaries on the console."""
 
+import contextlib
 import csv
 import io
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from torchcaps._core.files import reason_of, write_atomic
 from torchcaps._core.optional import import_optional
+from torchcaps.models import Network
+from torchcaps.profiling.memory import estimate_memory
+from torchcaps.training.config import RunSpec
+from torchcaps.training.distributed import num_processes
 from torchcaps.training.errors import RunError
-from torchcaps.training.run_dir import RunFolder
+from torchcaps.training.evaluation import Tally
+from torchcaps.training.setup import Images
+from torchcaps.training.state import StopReason
 
-__all__ = ["COLUMNS", "Record", "read_rows"]
+__all__ = ["COLUMNS", "STOP_DESCRIPTIONS", "ConsoleLogger", "MetricsLog", "describe_run", "read_metrics"]
 
 COLUMNS: tuple[str, ...] = (
-    "epoch",  # epochs done, 0.5 in the middle of the first
+    "epoch",  # 0.5 in the middle of the first
     "step",
     "seconds",
-    "rate",
+    "lr",
     "train_loss",
     "train_accuracy",
-    "gradient_norm",
-    "validation_loss",
-    "validation_accuracy",
+    "grad_norm",
+    "val_loss",
+    "val_accuracy",
     "test_loss",
     "test_accuracy",
 )
+STOP_DESCRIPTIONS = {
+    StopReason.MAX_EPOCHS: "completed all epochs",
+    StopReason.MAX_STEPS: "completed all steps",
+    StopReason.MAX_MINUTES: "reached max_minutes",
+    StopReason.EARLY_STOPPING: "early stopping, no improvement in early_stopping_patience evaluations",
+    StopReason.TARGET_ACCURACY: "reached target_accuracy on the validation set",
+    StopReason.INTERRUPTED: "interrupted by a signal",
+    StopReason.DIVERGED: "diverged",
+}
+LINE_INTERVAL_S = 60.0  # between two progress lines inside an epoch, if there is no terminal
+BAR_INTERVAL_S = 0.2  # between two updates of the progress bar
 
 
-class Record:
-    """Writes the rows of a run.
+# Metrics -------------------------------------------------------------------------------------------------------
+
+
+class MetricsLog:
+    """Writer of ``metrics.csv``, and of TensorBoard files if enabled.
 
     Args:
-        folder: of the run.
-        step: the step that the run goes on from; rows of later ones, which will come again, are left out.
-        tensorboard: write them for TensorBoard too.
+        path: the CSV file.
+        step: the step that training continues from; later rows, which will be written again, are removed.
+        tensorboard: directory for TensorBoard files, or ``None``.
     """
 
-    def __init__(self, folder: RunFolder, step: int, tensorboard: bool) -> None:
-        self.path = folder.metrics
-        self.rows = [row for row in read_rows(self.path) if row["step"] <= step]
-        folder.write_text(self.path, _text(self.rows))
-        self._board: Any = None
-        if tensorboard:
+    def __init__(self, path: Path, step: int, tensorboard: Path | None = None) -> None:
+        self.path = path
+        self.rows = [row for row in read_metrics(path) if row["step"] <= step]
+        write_atomic(path, _to_csv(self.rows), RunError)
+        self._writer: Any = None
+        if tensorboard is not None:
             import_optional("tensorboard", "--tensorboard")
             summaries = import_optional("torch.utils.tensorboard", "--tensorboard")
-            self._board = summaries.SummaryWriter(folder.path / "tensorboard", purge_step=step + 1)
+            self._writer = summaries.SummaryWriter(tensorboard, purge_step=step + 1)
 
     def write(self, **values: float | int | None) -> None:
-        """Add a row."""
+        """Append a row; columns without a value stay empty."""
         row = {column: values.get(column) for column in COLUMNS}
         self.rows.append(row)
         try:
             with self.path.open("a", newline="") as file:
                 csv.DictWriter(file, COLUMNS).writerow(row)
         except OSError as error:
-            raise RunError(f"{self.path} can't be written: {error.strerror or error}") from error
-        if self._board is not None:
+            raise RunError(f"{self.path} can't be written: {reason_of(error)}") from error
+        if self._writer is not None:
             for column, value in row.items():
                 if value is not None and column not in ("epoch", "step", "seconds"):
-                    self._board.add_scalar(column.replace("_", "/", 1), value, row["step"])
-            self._board.flush()
+                    self._writer.add_scalar(column.replace("_", "/", 1), value, row["step"])
+            self._writer.flush()
 
     def close(self) -> None:
-        """Close what was opened."""
-        if self._board is not None:
-            self._board.close()
+        """Close the TensorBoard writer."""
+        if self._writer is not None:
+            self._writer.close()
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a file; a last line that was cut off in the middle is left out."""
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a ``metrics.csv``; damaged rows and an incomplete last line are skipped."""
     if not path.exists():
         return []
-    rows = []
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")  # what is no row is left out below
+        text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
-        raise RunError(f"{path} can't be read: {error.strerror or error}") from error
-    whole = text[: text.rfind("\n") + 1]
-    for row in csv.DictReader(io.StringIO(whole)):
+        raise RunError(f"{path} can't be read: {reason_of(error)}") from error
+    rows = []
+    for row in csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1])):
         try:
             numbers = {name: float(row[name]) if row[name] else None for name in COLUMNS}
             rows.append({**numbers, "step": int(row["step"])})
@@ -85,9 +111,176 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _text(rows: list[dict[str, Any]]) -> str:
+def _to_csv(rows: list[dict[str, Any]]) -> str:
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, COLUMNS)
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
+
+
+# Console -------------------------------------------------------------------------------------------------------
+
+
+class ConsoleLogger:
+    """Progress of a run on standard output: a bar on a terminal, lines in pipes and files.
+
+    Args:
+        enabled: whether this process prints; only one of several does.
+    """
+
+    def __init__(self, enabled: bool = True) -> None:
+        self.enabled = enabled
+        self.is_terminal = enabled and sys.stdout.isatty()
+        self._bar: Any = None
+        self._last_update = time.monotonic()
+
+    def print(self, text: str) -> None:
+        """Print a line, above the bar if there is one."""
+        if not self.enabled:
+            return
+        try:
+            if self._bar is not None:
+                self._bar.console.print(text, markup=False, highlight=False)
+            else:
+                print(text, flush=True)
+        except BrokenPipeError:  # the reader has exited: training continues without output
+            self.enabled = False
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115, stays open until the process exits
+
+    @contextlib.contextmanager
+    def progress(self, total: int, completed: int) -> Iterator[None]:
+        """Context manager that shows the progress bar, if standard output is a terminal.
+
+        Args:
+            total: number of steps of the run.
+            completed: steps done before.
+        """
+        if not self.is_terminal:
+            yield
+            return
+        rich = import_optional("rich.progress", "the progress bar")
+        columns = (
+            rich.TextColumn("{task.description}"),
+            rich.BarColumn(bar_width=None),
+            rich.MofNCompleteColumn(),
+            rich.TextColumn("{task.fields[metrics]}"),
+            rich.TimeRemainingColumn(compact=True),
+        )
+        self._bar = rich.Progress(*columns, refresh_per_second=4, transient=True)
+        self._task = self._bar.add_task("training", total=total, completed=completed, metrics="")
+        with self._bar:
+            try:
+                yield
+            finally:
+                self._bar.stop()
+                self._bar = None
+
+    def on_step(self, step: int, epoch: float, total: int, tally: Tally) -> None:
+        """Show the progress after a training step.
+
+        Args:
+            step: completed steps.
+            epoch: progress in epochs.
+            total: number of steps of the run.
+            tally: loss and accuracy since the last row.
+        """
+        if not self.enabled:
+            return
+        now = time.monotonic()
+        if now - self._last_update < (BAR_INTERVAL_S if self._bar is not None else LINE_INTERVAL_S):
+            return
+        self._last_update = now
+        n = max(1, int(tally.counts[0]))
+        metrics = f"loss {float(tally.loss) / n:.4f}  accuracy {100 * int(tally.counts[1]) / n:.1f} %"
+        if self._bar is not None:
+            description = f"epoch {int(epoch - 1e-9) + 1}"
+            self._bar.update(self._task, description=description, completed=step, total=total, metrics=metrics)
+        else:
+            self.print(f"epoch {epoch:.2f}  step {step:,} of {total:,}  {metrics}")
+
+    def on_eval_batch(self) -> None:
+        """Show that an evaluation is running."""
+        if self._bar is not None and time.monotonic() - self._last_update > BAR_INTERVAL_S:
+            self._last_update = time.monotonic()
+            self._bar.update(self._task, description="evaluating")
+
+    def on_metrics(self, row: dict[str, Any], epochs: int | None) -> None:
+        """Print a row of the metrics.
+
+        Args:
+            row: values by column.
+            epochs: number of epochs of the run, if that is its limit.
+        """
+        epoch = f"{row['epoch']:g}" + (f"/{epochs}" if epochs else "")
+        parts = [f"epoch {epoch:>6}", f"{row['seconds']:6,.0f} s"]
+        for split in ("train", "val", "test"):
+            if row.get(f"{split}_accuracy") is not None:
+                accuracy, loss = row[f"{split}_accuracy"], row[f"{split}_loss"]
+                parts.append(f"{split} accuracy {100 * accuracy:.2f} %, loss {loss:.4f}")
+        self.print("  ".join(parts))
+        self._last_update = time.monotonic()
+
+
+def describe_run(spec: RunSpec, network: Network, images: Images, out: Path) -> Iterator[str]:
+    """Yield the lines printed before training: model, data, recipe, memory, and warnings.
+
+    Args:
+        spec: the settings.
+        network: the model.
+        images: the data sets.
+        out: the run directory, which may not exist yet.
+    """
+    recipe = spec.recipe
+    size = "x".join(map(str, network.spec.image))
+    yield f"{spec.model}: {network.n_parameters:,} parameters, images of {size}, {network.spec.classes} classes"
+    yield f"{images.train.name}: {_describe_splits(images, bool(recipe.test_data))}"
+    for dataset, split in ((images.held_out, "validation"), (images.test, "test")):
+        labels = getattr(dataset, "labels", None)
+        if dataset is None or labels is None:
+            continue
+        missing = [name for index, name in enumerate(dataset.classes) if not bool((labels == index).any())]
+        if missing:
+            more = ", ..." if len(missing) > 5 else ""
+            yield f"warning: the {split} set has no images of {', '.join(missing[:5])}{more}"
+    duration = f"{recipe.steps:,} steps" if recipe.steps else f"{recipe.epochs:,} epochs"
+    duration += f", at most {spec.max_minutes:g} minutes" if spec.max_minutes is not None else ""
+    optimizer = f"{recipe.optimizer.name}, learning rate {recipe.optimizer.lr:g}, {type(recipe.lr_schedule).__name__}"
+    yield f"{recipe.loss.name.replace('_', '-')} loss, {optimizer}, batch size {recipe.batch_size}, {duration}"
+    needed = estimate_memory(network, -(-recipe.batch_size // (spec.micro_batches * num_processes()))).total
+    available = _available_memory()
+    yield f"memory: about {_gib(needed)} for training" + (f", {_gib(available)} available" if available else "")
+    on_disk = 3 * 4 * network.n_parameters * (1 + recipe.optimizer.n_states)  # up to three checkpoints
+    free = shutil.disk_usage(_existing_parent(out)).free
+    if free < on_disk:
+        yield f"warning: checkpoints need up to {_gib(on_disk)}, and the disk has {_gib(free)} left"
+    if available and needed > available:
+        yield "warning: this may run out of memory; reduce --batch-size or use --micro-batches 4"
+
+
+def _describe_splits(images: Images, other_test_set: bool) -> str:
+    counts = [f"{len(images.train):,} training images"]
+    if images.held_out is not None:
+        counts.append(f"{len(images.held_out):,} validation images")
+    if images.test is not None:
+        counts.append(f"{len(images.test):,} test images" + (f" ({images.test.name})" if other_test_set else ""))
+    return ", ".join(counts)
+
+
+def _existing_parent(path: Path) -> Path:
+    """Return the path, or its nearest parent that exists."""
+    path = path.expanduser().resolve()
+    return path if path.exists() else _existing_parent(path.parent)
+
+
+def _gib(count: float) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
+
+
+def _available_memory() -> int | None:
+    """Return the bytes of memory available on this machine, if the system reports it (Linux)."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration, ValueError):
+        return None

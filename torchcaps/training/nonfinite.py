@@ -1,4 +1,4 @@
-"""Where the first value that is no number arose."""
+"""Diagnosis of non-finite values (NaN, infinity): which module, weight or gradient produced the first one."""
 
 from typing import Any
 
@@ -8,65 +8,98 @@ from torch.utils._pytree import tree_leaves
 
 from torchcaps.data import Batch
 from torchcaps.models import Network
+from torchcaps.training.errors import DivergenceError
 
-__all__ = ["first_nonfinite"]
+__all__ = ["check_weights", "diagnose_step", "first_nonfinite"]
 
 
-def first_nonfinite(model: Network, loss: nn.Module, batch: Batch, step: int, chance: int) -> str:
-    """Return in a few words where a step went wrong: in the images, in a layer's weights, in what it made of finite
-    input, in the loss, or in the gradients of a layer; nothing where all of it is finite.
-
-    The step is taken again, with the same chance, and every layer looked at.
+def diagnose_step(
+    model: Network, loss: nn.Module, batch: Batch, step: int, seed: int, status: str, error: Exception | None = None
+) -> None:
+    """Raise `DivergenceError` that names the source of a non-finite value in a training step.
 
     Args:
-        model: the network, its weights as they were.
-        loss: the objective.
-        batch: the images.
-        step: which step of training it is.
-        chance: the seed that the step was taken with.
+        model: the network, with the weights before the step.
+        loss: the training loss.
+        batch: the batch of the step.
+        step: number of completed steps.
+        seed: RNG seed of the step.
+        status: sentence about the last good checkpoint.
+        error: exception of the step, if a module rejected its input. If every value is finite, this returns, since the
+            exception has another cause.
     """
-    if not _finite(batch.images):
-        return "the images themselves"
-    for name, weights in [*model.named_parameters(), *model.named_buffers()]:
-        if not _finite(weights):
-            return f"the weights {name}"
-    found: list[str] = []
+    model.zero_grad()
+    source = first_nonfinite(model, loss, batch, step, seed)
+    if source or error is None:
+        raise DivergenceError(
+            f"step {step + 1:,}: non-finite value first produced by {source or 'another process'}. {status} "
+            "Try a lower --optimizer.lr or --max-grad-norm 1",
+            secondary=not source,
+        ) from error
 
-    def look(name: str) -> Any:
+
+def check_weights(model: nn.Module, step: int, status: str) -> None:
+    """Raise `DivergenceError` if a weight is non-finite: such weights must not replace a good checkpoint."""
+    for name, tensor in model.state_dict().items():
+        if not _is_finite(tensor):
+            raise DivergenceError(
+                f"step {step:,}: non-finite value first produced by the optimizer step, in the weights {name}. "
+                f"{status} Try a lower --optimizer.lr"
+            )
+
+
+def first_nonfinite(model: Network, loss: nn.Module, batch: Batch, step: int, seed: int) -> str:
+    """Return the source of the first non-finite value of a step, or ``""`` if all values are finite.
+
+    Forward and backward pass are repeated with the same RNG seed. The source is one of: the input images, a weight, a
+    layer with finite inputs, the loss, a gradient.
+
+    Args:
+        model: the network, with the weights before the step.
+        loss: the training loss.
+        batch: the batch of the step.
+        step: number of completed steps, for the margin schedule of the loss.
+        seed: RNG seed of the step.
+    """
+    if not _is_finite(batch.images):
+        return "the input images"
+    for name, weights in [*model.named_parameters(), *model.named_buffers()]:
+        if not _is_finite(weights):
+            return f"the weights {name}"
+    layers: list[str] = []  # with non-finite outputs, in the order of execution
+
+    def make_hook(name: str) -> Any:
         def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
-            if not found and not all(_finite(leaf) for leaf in tree_leaves(output) if isinstance(leaf, Tensor)):
-                found.append(f"the layer {name}")
+            if not all(_is_finite(leaf) for leaf in tree_leaves(output) if isinstance(leaf, Tensor)):
+                layers.append(name)
 
         return hook
 
-    leaves = [(name, m) for name, m in model.named_modules() if name and not any(True for _ in m.children())]
-    handles = [module.register_forward_hook(look(name)) for name, module in leaves]
-    handles += [
-        module.register_forward_hook(look(name))
-        for name, module in model.named_modules()
-        if name and hasattr(module, "routing")
-    ]
-    torch.manual_seed(chance)
+    named = [(name, module) for name, module in model.named_modules() if name]
+    leaves = [(name, module) for name, module in named if not any(True for _ in module.children())]
+    routed = [(name, module) for name, module in named if hasattr(module, "routing")]
+    handles = [module.register_forward_hook(make_hook(name)) for name, module in [*leaves, *routed]]
+    torch.manual_seed(seed)
     value = None
     try:
         output = model(batch.images, batch.labels)
         value = loss(output, batch.labels, batch.targets, step)
-    except ValueError:  # a layer refuses at its door what the one before it made; or something else is wrong
-        if not found:
+    except ValueError:  # a layer rejected the output of the one before, or there is another cause
+        if not layers:
             return ""
     finally:
         for handle in handles:
             handle.remove()
-    if found:
-        return found[0]
-    if value is None or not _finite(value):
+    if layers:
+        return f"the layer {layers[0]}"
+    if value is None or not _is_finite(value):
         return "the loss"
     model.zero_grad()
     value.backward()
-    bad = [name for name, p in model.named_parameters() if p.grad is not None and not _finite(p.grad)]
-    # Backward goes from the loss to the images, so the last of them was the first.
-    return f"the gradient of {bad[-1]}" if bad else ""
+    gradients = [name for name, p in model.named_parameters() if p.grad is not None and not _is_finite(p.grad)]
+    # The backward pass runs from the loss to the images: the last parameter got its gradient first.
+    return f"the gradient of {gradients[-1]}" if gradients else ""
 
 
-def _finite(tensor: Tensor) -> bool:
+def _is_finite(tensor: Tensor) -> bool:
     return not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())

@@ -10,7 +10,7 @@ from torchcaps._core.files import STAGING_PREFIX, move_into_place, staging_direc
 from torchcaps._core.optional import import_optional
 from torchcaps.training.checkpoint import Checkpoint, read_checkpoint
 from torchcaps.training.config import RunSpec
-from torchcaps.training.errors import CheckpointError, RunError, Taken
+from torchcaps.training.errors import CheckpointError, RunError, RunInUseError
 
 try:
     import fcntl
@@ -31,7 +31,7 @@ class RunFolder:
         config: the resolved configuration, ``config.yaml``, which is what makes a folder a run.
         metrics: one row for each look at the run, ``metrics.csv``.
         last, previous, best: checkpoints: the newest, the one before it, and the best on the images held out.
-        pictures: what there is to look at.
+        figures: directory of the figures.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -39,7 +39,7 @@ class RunFolder:
         self.config = self.path / CONFIG
         self.metrics = self.path / "metrics.csv"
         self.results = self.path / "results.json"
-        self.pictures = self.path / "pictures"
+        self.figures = self.path / "figures"
         checkpoints = self.path / "checkpoints"
         self.last, self.previous, self.best = (
             checkpoints / f"{name}.safetensors" for name in ("last", "previous", "best")
@@ -69,7 +69,7 @@ class RunFolder:
     def refuse_full(self) -> None:
         """Refuse a folder for a new run that has something in it."""
         if self.config.exists():
-            raise Taken(
+            raise RunInUseError(
                 f"{self.path} holds a run already: go on with it by --resume {self.path}, or name another folder"
             )
         if any(entry.name != "lock" and not entry.name.startswith(STAGING_PREFIX) for entry in self.path.iterdir()):
@@ -100,7 +100,7 @@ class RunFolder:
                 lock.seek(0)
                 owner = lock.read().strip()
                 lock.close()
-                raise Taken(f"{self.path} is in use: process {owner or '?'} trains there") from None
+                raise RunInUseError(f"{self.path} is in use: process {owner or '?'} trains there") from None
         lock.truncate(0)
         lock.write(f"{os.getpid()}\n")
         lock.flush()

@@ -180,7 +180,7 @@ def check_objects(model: Network, images: Images) -> None:
 
 def make_loader(dataset: Dataset, spec: RunSpec, pipeline: Pipeline, train: bool, place: Any = None) -> Loader:
     """Make the loader of a data set: for the whole, or for one process of several."""
-    rank, world, device = (place.rank, place.world, place.device) if place is not None else (0, 1, "cpu")
+    rank, world, device = (place.rank, place.world_size, place.device) if place is not None else (0, 1, "cpu")
     size = min(spec.recipe.batch_size, len(dataset)) if train else spec.recipe.batch_size
     return Loader(
         dataset,
