@@ -12,6 +12,7 @@ __all__ = [
     "STAGING_PREFIX",
     "atomic_path",
     "move_into_place",
+    "move_tree_into_place",
     "reason_of",
     "staging_directory",
     "sync_directory",
@@ -74,6 +75,24 @@ def move_into_place(source: Path, target: Path) -> None:
     os.umask(mask)
     source.chmod(0o666 & ~mask)
     os.replace(source, target)
+
+
+def move_tree_into_place(source: Path, target: Path) -> None:
+    """Rename a finished file or directory to ``target``; merge a directory into an existing one file by file.
+
+    Other files in the target directory are kept. Each file appears atomically.
+    """
+    if source.is_dir():
+        files = [path for path in sorted(source.rglob("*")) if path.is_file()]
+        with contextlib.suppress(OSError):  # the target exists and is not empty: another process may have created it
+            os.rename(source, target)
+            return
+        for path in files:
+            destination = target / path.relative_to(source)
+            destination.parent.mkdir(parents=True, exist_ok=True)
+            move_into_place(path, destination)
+    else:
+        move_into_place(source, target)
 
 
 @contextlib.contextmanager

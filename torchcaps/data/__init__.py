@@ -1,10 +1,7 @@
-"""Data sets of the papers, real and generated, your own images, and batches of them that are repeatable bit by bit."""
+"""Data sets of the papers, directories of images, augmentation pipelines, and a loader with bit-exact batches."""
 
-from torchcaps.data.base import Dataset, ImageSet
-from torchcaps.data.batch import Batch
-from torchcaps.data.colour import Brightness, Contrast, MeanImage, Normalize, Standardize
-from torchcaps.data.datasets.affnist import AffNIST
-from torchcaps.data.datasets.affnist_style import AffNISTStyle
+from torchcaps.data.base import Batch, Dataset, DataSpec, ImageSet, LoadRequest
+from torchcaps.data.datasets.affnist import AffNIST, AffNISTStyle
 from torchcaps.data.datasets.cifar import CIFAR10, CIFAR100
 from torchcaps.data.datasets.digits import Digits
 from torchcaps.data.datasets.expanded_mnist import ExpandedMNIST
@@ -13,13 +10,20 @@ from torchcaps.data.datasets.mnist import MNIST, FashionMNIST
 from torchcaps.data.datasets.multimnist import DiverseMultiMNIST, MultiMNIST
 from torchcaps.data.datasets.norb import SmallNORB
 from torchcaps.data.datasets.svhn import SVHN
-from torchcaps.data.errors import DataError, MissingData
-from torchcaps.data.geometry import Affine, CenterCrop, Flip, PadTo, RandomCrop, Shift
+from torchcaps.data.geometry import CenterCrop, PadTo, RandomAffine, RandomCrop, RandomHorizontalFlip, RandomShift
 from torchcaps.data.loader import Loader
 from torchcaps.data.pipelines import Pipeline, create_pipeline, list_pipelines
 from torchcaps.data.registry import create_dataset, list_datasets, register
-from torchcaps.data.spec import DataSpec, Request
-from torchcaps.data.transforms import Pixels, Step
+from torchcaps.data.storage import DataError, MissingDataError
+from torchcaps.data.transforms import (
+    Normalize,
+    RandomBrightness,
+    RandomContrast,
+    ScalePixels,
+    Standardize,
+    SubtractMeanImage,
+    Transform,
+)
 
 __all__ = [
     "CIFAR10",
@@ -28,11 +32,8 @@ __all__ = [
     "SVHN",
     "AffNIST",
     "AffNISTStyle",
-    "Affine",
     "Batch",
-    "Brightness",
     "CenterCrop",
-    "Contrast",
     "DataError",
     "DataSpec",
     "Dataset",
@@ -40,23 +41,26 @@ __all__ = [
     "DiverseMultiMNIST",
     "ExpandedMNIST",
     "FashionMNIST",
-    "Flip",
     "Folder",
     "ImageSet",
+    "LoadRequest",
     "Loader",
-    "MeanImage",
-    "MissingData",
+    "MissingDataError",
     "MultiMNIST",
     "Normalize",
     "PadTo",
     "Pipeline",
-    "Pixels",
+    "RandomAffine",
+    "RandomBrightness",
+    "RandomContrast",
     "RandomCrop",
-    "Request",
-    "Shift",
+    "RandomHorizontalFlip",
+    "RandomShift",
+    "ScalePixels",
     "SmallNORB",
     "Standardize",
-    "Step",
+    "SubtractMeanImage",
+    "Transform",
     "create_dataset",
     "create_pipeline",
     "list_datasets",

@@ -1,4 +1,4 @@
-"""Image files of any size and mode, brought into one form and kept for the next time."""
+"""Image files: decode them to one common format, cache the result, and center handwritten digits as in MNIST."""
 
 import concurrent.futures
 import contextlib
@@ -14,31 +14,36 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from torchcaps._core.files import staging_directory
+from torchcaps._core.files import atomic_path
 from torchcaps._core.optional import import_optional
 from torchcaps._core.progress import track
-from torchcaps.data.errors import DataError
-from torchcaps.data.storage import cache_root
+from torchcaps.data.storage import DataError, cache_root
 
-__all__ = ["Form", "common_form", "read_picture", "read_pictures"]
+__all__ = ["ImageFormat", "center_ink", "infer_format", "read_image", "read_images"]
 
-LARGEST_KEPT = 96  # images of one size stay as they are up to this
-LARGEST_SQUARE = 64  # and are otherwise reduced to squares of at most this
-ORIENTATION = 0x0112  # of EXIF: from 5 on, height and width change places
-UNUSED = 30 * 24 * 3600  # seconds after which kept images that nobody asked for are removed
-VERSION = 1  # of how images are read: a new one makes old caches worthless
+MAX_ORIGINAL_SIDE = 96  # images of one common size keep it up to this side length
+MAX_SQUARE_SIDE = 64  # otherwise they are reduced to squares of at most this side length
+EXIF_ORIENTATION = 0x0112  # tag; values from 5 on exchange height and width
+GRAY_MODES = ("1", "L", "LA", "La", "I", "I;16", "I;16B", "F")
+CACHE_LIFETIME_S = 30 * 24 * 3600  # unused cache files are removed after this
+CACHE_VERSION = 1  # increase if decoding changes
+MAX_PATHS_SHOWN = 5  # in a warning
+DIGIT_BOX = 20  # MNIST digits fit into 20x20 pixels (LeCun et al. 1998, section III.A)
+MIN_INK_CONTRAST = 25  # gray levels between the strongest ink and the background
+MIN_RELATIVE_INK = 0.15  # of the strongest ink; fainter pixels are background
 
 
 @dataclass(frozen=True)
-class Form:
-    """What all images of a folder are brought into.
+class ImageFormat:
+    """Size and channels to which image files are converted.
 
     Args:
         size: height and width.
-        channels: 1 or 3.
-        fit: ``"crop"``, ``"pad"`` or ``"stretch"``.
+        channels: 1 (gray) or 3 (RGB).
+        fit: how other aspect ratios are handled: ``"crop"``, ``"pad"`` or ``"stretch"``.
     """
 
     size: tuple[int, int]
@@ -46,170 +51,234 @@ class Form:
     fit: str
 
 
-def common_form(paths: Sequence[Path], fit: str) -> Form:
-    """Return the form that suits all of these files, by a look at their headers; what can't be read has no say."""
+def infer_format(paths: Sequence[Path], fit: str) -> ImageFormat:
+    """Return a format that suits all files, from their headers. Unreadable files are ignored unless all are."""
     pillow = import_optional("PIL.Image", "reading images")
-    sizes, colour, problems = [], False, {}
-    for path in track(paths, "looking at images"):
+    sizes, color, failures = [], False, {}
+    for path in track(paths, "reading image headers"):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error", pillow.DecompressionBombWarning)
                 with pillow.open(path) as image:
-                    sideways = image.getexif().get(ORIENTATION, 1) >= 5
-                    sizes.append((image.width, image.height) if sideways else (image.height, image.width))
-                    colour = colour or image.mode not in ("1", "L", "LA", "La", "I", "I;16", "I;16B", "F")
-        except Exception as error:  # Pillow raises anything over a broken file
-            problems[path] = error
+                    rotated = image.getexif().get(EXIF_ORIENTATION, 1) >= 5
+                    sizes.append((image.width, image.height) if rotated else (image.height, image.width))
+                    color = color or image.mode not in GRAY_MODES
+        except Exception as error:  # Pillow raises exceptions of many types for a corrupt file
+            failures[path] = error
     if not sizes:
-        _report(problems, len(paths), skip=False)
-    if len(set(sizes)) == 1 and max(sizes[0]) <= LARGEST_KEPT:
-        return Form(sizes[0], 3 if colour else 1, fit)
-    side = min(LARGEST_SQUARE, round(statistics.median(min(size) for size in sizes)))
-    return Form((side, side), 3 if colour else 1, fit)
+        _report_unreadable(failures, len(paths), skip=False)
+    if len(set(sizes)) == 1 and max(sizes[0]) <= MAX_ORIGINAL_SIDE:
+        return ImageFormat(sizes[0], 3 if color else 1, fit)
+    side = min(MAX_SQUARE_SIDE, round(statistics.median(min(size) for size in sizes)))
+    return ImageFormat((side, side), 3 if color else 1, fit)
 
 
-def read_pictures(paths: Sequence[Path], form: Form, skip: bool, keep: bool) -> tuple[Tensor, Tensor]:
-    """Return the images ``[N, C, H, W]`` in bytes, and which of the files they are, ``[N]``.
+def read_images(paths: Sequence[Path], image_format: ImageFormat, skip: bool, cache: bool) -> tuple[Tensor, Tensor]:
+    """Decode image files, or read them from the cache.
 
     Args:
         paths: the files.
-        form: what they are brought into.
-        skip: leave out files that can't be read, with a warning; otherwise they are an error.
-        keep: look for the images in the cache folder, and leave them there for the next time.
+        image_format: common format of the result.
+        skip: omit unreadable files with a warning; otherwise raise a DataError.
+        cache: read decoded images from the user's cache directory, and store them there.
+
+    Returns:
+        Images ``[N, C, H, W]`` as uint8, and the indices of their files in ``paths``, ``[N]``.
     """
-    cache = _cache_file(paths, form) if keep else None
-    found = _cached(cache, len(paths), form) if cache is not None else None
-    if found is None:
-        found, problems = _decoded(paths, form)
-        _report(problems, len(paths), skip)
-        if cache is not None and not any(getattr(error, "errno", None) for error in problems.values()):
-            _store(cache, *found)  # what a disk failed to read today it may read tomorrow
-    elif len(found[1]) < len(paths):
-        missing = sorted(set(range(len(paths))) - set(found[1].tolist()))
-        _report({paths[number]: DataError("could not be read the last time") for number in missing}, len(paths), skip)
-    return found
+    cache_path = _cache_path(paths, image_format) if cache else None
+    result = _read_cache(cache_path, len(paths), image_format) if cache_path is not None else None
+    if result is None:
+        result, failures = _decode_all(paths, image_format)
+        _report_unreadable(failures, len(paths), skip)
+        # An I/O error may not occur again, so that its file must not be remembered as unreadable.
+        if cache_path is not None and not any(getattr(error, "errno", None) for error in failures.values()):
+            _write_cache(cache_path, *result)
+    elif len(result[1]) < len(paths):
+        missing = sorted(set(range(len(paths))) - set(result[1].tolist()))
+        failures = {paths[index]: DataError("unreadable when the cache was written") for index in missing}
+        _report_unreadable(failures, len(paths), skip)
+    return result
 
 
-def _decoded(paths: Sequence[Path], form: Form) -> tuple[tuple[Tensor, Tensor], dict[Path, Exception]]:
-    images = torch.empty(len(paths), form.channels, *form.size, dtype=torch.uint8)
-    problems: dict[Path, Exception] = {}
+def _decode_all(
+    paths: Sequence[Path], image_format: ImageFormat
+) -> tuple[tuple[Tensor, Tensor], dict[Path, Exception]]:
+    """Decode files in parallel; return the images, the indices of their files, and the errors of the other files."""
+    images = torch.empty(len(paths), image_format.channels, *image_format.size, dtype=torch.uint8)
+    failures: dict[Path, Exception] = {}
 
-    def read(number: int) -> bool:
+    def decode(index: int) -> bool:
         try:
-            images[number] = read_picture(paths[number], form)
+            images[index] = read_image(paths[index], image_format)
             return True
-        except Exception as error:  # Pillow raises anything over a broken file
-            problems[paths[number]] = error
+        except Exception as error:  # Pillow raises exceptions of many types for a corrupt file
+            failures[paths[index]] = error
             return False
 
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        fine = list(track(pool.map(read, range(len(paths))), "reading images", len(paths)))
-    kept = torch.tensor(fine).nonzero()[:, 0]
-    return (images if all(fine) else images[kept], kept), {path: problems[path] for path in paths if path in problems}
+        succeeded = list(track(pool.map(decode, range(len(paths))), "decoding images", len(paths)))
+    indices = torch.tensor(succeeded).nonzero()[:, 0]
+    result = (images if all(succeeded) else images[indices], indices)
+    return result, {path: failures[path] for path in paths if path in failures}
 
 
-def read_picture(path: Path, form: Form, fill: str = "black", ground: str = "white") -> Tensor:
-    """Read one file: upright, whatever its mode, on white where it is transparent, ``[C, H, W]``.
+def read_image(path: Path, image_format: ImageFormat, fill: str = "black", background: str = "white") -> Tensor:
+    """Decode one image file to ``[C, H, W]``, uint8, with its EXIF orientation applied.
 
     Args:
         path: the file.
-        form: what it is brought into.
-        fill: the colour that it is padded with.
-        ground: the colour that shows where it is transparent.
+        image_format: format of the result.
+        fill: color of the padding, if ``image_format.fit`` is ``"pad"``.
+        background: color behind transparent pixels.
     """
-    pillow, operations = (
-        import_optional("PIL.Image", "reading images"),
-        import_optional("PIL.ImageOps", "reading images"),
-    )
-    height, width = form.size
+    pillow = import_optional("PIL.Image", "reading images")
+    operations = import_optional("PIL.ImageOps", "reading images")
+    height, width = image_format.size
     with pillow.open(path) as file:
-        if form.fit != "stretch" and file.format == "JPEG":
-            # JPEGs can be decoded at half, a quarter or an eighth of their size: as long as that is still too large
+        if image_format.fit != "stretch" and file.format == "JPEG":
+            # JPEG files can be decoded at 1/2, 1/4 or 1/8 of their size; keep at least twice the target size
             file.draft(None, (2 * width, 2 * height))
         image = operations.exif_transpose(file)
-        image = _eight_bits(image)
+        image = _to_eight_bits(image)
         if image.mode in ("RGBA", "LA", "La", "PA") or "transparency" in image.info:
             image = image.convert("RGBA")
-            image = pillow.alpha_composite(pillow.new("RGBA", image.size, ground), image)
-        image = image.convert("L" if form.channels == 1 else "RGB")
+            image = pillow.alpha_composite(pillow.new("RGBA", image.size, background), image)
+        image = image.convert("L" if image_format.channels == 1 else "RGB")
         resampling = pillow.Resampling.BILINEAR
         if image.size != (width, height):
-            if form.fit == "stretch":
+            if image_format.fit == "stretch":
                 image = image.resize((width, height), resampling)
+            elif image_format.fit == "crop":
+                image = operations.fit(image, (width, height), resampling)
             else:
-                colour = {} if form.fit == "crop" else {"color": fill}
-                fitted = operations.fit if form.fit == "crop" else operations.pad
-                image = fitted(image, (width, height), resampling, **colour)
+                image = operations.pad(image, (width, height), resampling, color=fill)
         pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
-    return pixels.view(height, width, form.channels).permute(2, 0, 1)
+    return pixels.view(height, width, image_format.channels).permute(2, 0, 1)
 
 
-def _eight_bits(image: Any) -> Any:
-    """Bring 16 bits a pixel down to 8, all images by one rule; other kinds of numbers are refused."""
+def _to_eight_bits(image: Any) -> Any:
+    """Divide 16-bit gray levels by 257, in all images alike; raise a DataError for other numeric pixel types."""
     if image.mode == "F":
-        raise DataError("its pixels are real numbers without a known range")
+        raise DataError("floating-point pixels, whose range is unknown")
     if not image.mode.startswith("I"):
         return image
     image = image.convert("I")
     if image.getextrema()[1] > 65535:
-        raise DataError("its pixels have more than 16 bits")
+        raise DataError("pixels with more than 16 bits")
     return image.point(lambda value: value * (1 / 257) + 0.5).convert("L")
 
 
-def _report(problems: dict[Path, Exception], n_files: int, skip: bool) -> None:
-    """Name what can't be read: in a warning where it is skipped, otherwise in an error."""
-    if not problems:
+def _report_unreadable(failures: dict[Path, Exception], n_files: int, skip: bool) -> None:
+    """Warn about unreadable files if they are skipped; otherwise, or if no file is readable, raise a DataError."""
+    if not failures:
         return
-    first, error = next(iter(problems.items()))
+    first, error = next(iter(failures.items()))
     reason = " ".join(str(error).split()).replace(f" {str(first)!r}", "") or type(error).__name__
-    others = f" (and {len(problems) - 1:,} more)" if len(problems) > 1 else ""
-    if len(problems) == n_files:
-        raise DataError(f"folder: none of {n_files:,} files can be read as an image, {first} first: {reason}")
+    if len(failures) == n_files:
+        raise DataError(f"folder: none of {n_files:,} files is a readable image, for example {first}: {reason}")
+    count = f"{len(failures):,} of {n_files:,} images"
     if not skip:
-        flags = "(--broken skip, in training --data.broken skip)"
-        advice = f"mend or remove it, or leave out such files by broken='skip' {flags}"
-        raise DataError(f"folder: {first}{others} can't be read as an image ({reason}): {advice}")
-    names = ", ".join(str(path) for path in list(problems)[:5])
-    more = f" and {len(problems) - 5:,} more" if len(problems) > 5 else ""
-    counts = f"{len(problems):,} of {n_files:,} images"
-    warnings.warn(f"folder: {counts} can't be read and are left out: {names}{more}", stacklevel=2)
+        raise DataError(
+            f"folder: {count} can't be read, the first is {first} ({reason}): repair or remove them, or skip "
+            "them with unreadable='skip' (--unreadable skip; in training --data.unreadable skip)"
+        )
+    names = ", ".join(str(path) for path in list(failures)[:MAX_PATHS_SHOWN])
+    more = ", ..." if len(failures) > MAX_PATHS_SHOWN else ""
+    warnings.warn(f"folder: {count} can't be read and are skipped: {names}{more}", stacklevel=2)
 
 
-# The cache --------------------------------------------------------------------------------------------------
+# Cache ------------------------------------------------------------------------------------------------------
 
 
-def _cache_file(paths: Sequence[Path], form: Form) -> Path:
-    """Return where images of these files, as they are now, are kept in this form."""
+def _cache_path(paths: Sequence[Path], image_format: ImageFormat) -> Path:
+    """Return the cache file for these files, in their current state, and this format."""
     state = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
-    reader = import_optional("PIL", "reading images").__version__
-    key = sha256(json.dumps([VERSION, reader, form.size, form.channels, form.fit, state]).encode()).hexdigest()
-    return cache_root() / "folders" / f"{key[:32]}.pt"
+    pillow_version = import_optional("PIL", "reading images").__version__
+    key = [CACHE_VERSION, pillow_version, image_format.size, image_format.channels, image_format.fit, state]
+    return cache_root() / "folders" / f"{sha256(json.dumps(key).encode()).hexdigest()[:32]}.pt"
 
 
-def _cached(cache: Path, n_files: int, form: Form) -> tuple[Tensor, Tensor] | None:
-    """Return what is kept; ``None`` where that is nothing, or broken."""
-    if not cache.is_file():
+def _read_cache(path: Path, n_files: int, image_format: ImageFormat) -> tuple[Tensor, Tensor] | None:
+    """Return cached images and the indices of their files; ``None`` if there are none or the file is corrupt."""
+    if not path.is_file():
         return None
     try:
-        content = torch.load(cache, weights_only=True, mmap=True)
-        images, kept = content["images"], content["kept"]
-        whole = images.shape == (len(kept), form.channels, *form.size) and images.dtype == torch.uint8
+        content = torch.load(path, weights_only=True, mmap=True)
+        images, indices = content["images"], content["indices"]
+        valid = images.shape == (len(indices), image_format.channels, *image_format.size)
+        valid = valid and images.dtype == torch.uint8
         with contextlib.suppress(OSError):
-            os.utime(cache)  # it is in use
-        return (images, kept) if whole and 0 < len(kept) <= n_files and int(kept.max()) < n_files else None
-    except Exception:  # whatever it is, it is not ours: it is made again
+            os.utime(path)  # mark as recently used
+        return (images, indices) if valid and 0 < len(indices) <= n_files and int(indices.max()) < n_files else None
+    except Exception:  # not a valid cache file: decode again
         return None
 
 
-def _store(cache: Path, images: Tensor, kept: Tensor) -> None:
-    """Keep images: whole or not at all. That it can't be done is no reason to stop."""
+def _write_cache(path: Path, images: Tensor, indices: Tensor) -> None:
+    """Store decoded images atomically and remove expired cache files; a failure is only a warning."""
     try:
-        with staging_directory(cache.parent) as own:
-            torch.save({"images": images, "kept": kept}, own / cache.name)
-            os.replace(own / cache.name, cache)
-        for other in cache.parent.glob("*.pt"):
-            with contextlib.suppress(OSError):  # another process may remove it as well
-                if time.time() - other.stat().st_mtime > UNUSED:
+        with atomic_path(path, sweep=True) as temporary:
+            torch.save({"images": images, "indices": indices}, temporary)
+        for other in path.parent.glob("*.pt"):
+            with contextlib.suppress(OSError):  # another process may remove it at the same time
+                if time.time() - other.stat().st_mtime > CACHE_LIFETIME_S:
                     other.unlink()
     except (OSError, RuntimeError) as error:
-        warnings.warn(f"folder: the images can't be kept in {cache.parent} for the next time: {error}", stacklevel=2)
+        warnings.warn(f"folder: decoded images can't be cached in {path.parent}: {error}", stacklevel=2)
+
+
+# Handwritten digits -----------------------------------------------------------------------------------------
+
+
+def center_ink(pixels: Tensor, size: tuple[int, int]) -> Tensor:
+    """Scale the ink of a photographed digit to a box of 20x20 and center its mass, as MNIST's digits were made.
+
+    Args:
+        pixels: bright ink on a dark background, ``[1, H, W]``, uint8.
+        size: height and width of the result.
+
+    Returns:
+        The digit, ``[1, *size]``, uint8.
+
+    Raises:
+        DataError: if nothing stands out from the background.
+    """
+    image = pixels.float()[0]
+    ink = (image - _estimate_background(image)).clamp(min=0)
+    if float(ink.max()) < MIN_INK_CONTRAST:
+        raise DataError("the image has no ink that is brighter or darker than its background")
+    mask = ink > MIN_RELATIVE_INK * ink.max()
+    ink = torch.where(mask, ink, 0) * (255 / ink.max())
+    rows, columns = mask.any(1).nonzero()[:, 0], mask.any(0).nonzero()[:, 0]
+    cropped = ink[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+    scale = DIGIT_BOX / max(cropped.shape)
+    box = [max(1, round(side * scale)) for side in cropped.shape]
+    digit = F.interpolate(cropped[None, None], box, mode="bilinear", antialias=True)[0, 0].clamp(0, 255)
+    height, width = size
+    mass = float(digit.sum())  # MNIST's centers of mass are at pixel 14 of 0 to 27
+    center = [float((digit.sum(1 - axis) * torch.arange(digit.shape[axis])).sum()) / mass for axis in (0, 1)]
+    top, left = (
+        min(max(round(side / 2 - middle), 0), side - length)
+        for side, middle, length in zip((height, width), center, digit.shape, strict=True)
+    )
+    canvas = torch.zeros(height, width)
+    canvas[top : top + digit.shape[0], left : left + digit.shape[1]] = digit
+    return canvas.round().to(torch.uint8)[None]
+
+
+def _estimate_background(image: Tensor) -> Tensor:
+    """Fit a plane to the border pixels (illumination is uneven) and return it plus the noise level, ``[H, W]``."""
+    height, width = image.shape
+    rows, columns = torch.meshgrid(torch.linspace(-1, 1, height), torch.linspace(-1, 1, width), indexing="ij")
+    terms = torch.stack([torch.ones_like(image), rows, columns], dim=-1)  # [H, W, 3]
+    border = torch.ones(height, width, dtype=torch.bool)
+    border[1:-1, 1:-1] = False
+    inputs, values = terms[border], image[border]
+    plane = torch.linalg.lstsq(inputs, values.unsqueeze(1)).solution[:, 0]
+    for _ in range(3):  # ink that touches the border is not background: refit without outliers
+        residual = (values - inputs @ plane).abs()
+        inliers = residual <= 2 * residual.median() + 1
+        inputs, values = inputs[inliers], values[inliers]
+        plane = torch.linalg.lstsq(inputs, values.unsqueeze(1)).solution[:, 0]
+    noise = 3 * float((values - inputs @ plane).abs().median())  # three times the median noise is still background
+    return terms @ plane + noise

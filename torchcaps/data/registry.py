@@ -1,27 +1,27 @@
-"""The data sets by name."""
+"""Registry of data sets: list them, look them up and create them by name."""
 
 import dataclasses
 import os
 import warnings
 from typing import Any
 
-from torchcaps._core.registry import check_name
+from torchcaps._core.registry import Registry
 from torchcaps._core.validation import check_field_names, join_quoted
-from torchcaps.data.base import Dataset
-from torchcaps.data.spec import DataSpec, Request
+from torchcaps.data.base import Dataset, DataSpec, LoadRequest
 
-__all__ = ["REGISTRY", "create_dataset", "find_spec", "is_folder", "list_datasets", "register"]
+__all__ = ["REGISTRY", "create_dataset", "find_spec", "is_image_folder", "list_datasets", "register"]
 
-REGISTRY: dict[str, DataSpec] = {}
+REGISTRY = Registry[DataSpec]("data set", "torchcaps.data.datasets")
 
 
 def register(name: str, spec: DataSpec) -> None:
-    """Give a data set a name."""
+    """Register a data set under a name.
+
+    A module in ``torchcaps/data/datasets`` that calls this is found by itself: adding a data set takes one file.
+    """
     if not isinstance(spec, DataSpec):
-        raise TypeError(f"spec must be a data set's choice such as MultiMNIST(...), got {type(spec).__name__}")
-    if name in REGISTRY:
-        raise ValueError(f"a data set named {name!r} exists already")
-    REGISTRY[name] = spec
+        raise TypeError(f"spec must be a DataSpec instance such as MultiMNIST(...), got {type(spec).__name__}")
+    REGISTRY.register(name, spec)
 
 
 def list_datasets() -> list[str]:
@@ -30,22 +30,24 @@ def list_datasets() -> list[str]:
     >>> "digits" in list_datasets()
     True
     """
-    return sorted(REGISTRY)
+    return REGISTRY.list()
 
 
 def find_spec(name: str, **options: Any) -> DataSpec:
-    """Return what a name stands for, with other values for some of its options."""
-    path = isinstance(name, os.PathLike) or (isinstance(name, str) and (os.sep in name or name.startswith((".", "~"))))
-    if path and name not in REGISTRY:
-        raise ValueError(f"{name} is no folder, and no data set has that name")
-    spec = REGISTRY[check_name(name, REGISTRY, "data set")]
+    """Return the specification that is registered under a name, with some of its options replaced."""
+    is_path = isinstance(name, os.PathLike) or (
+        isinstance(name, str) and (os.sep in name or name.startswith((".", "~")))
+    )
+    if is_path and name not in REGISTRY:
+        raise ValueError(f"{name} is neither an existing directory nor the name of a data set")
+    spec = REGISTRY.get(name)
     check_field_names(type(spec), options, name)
     return dataclasses.replace(spec, **options)
 
 
-def is_folder(name: object) -> bool:
-    """Return whether what stands in the place of a name is a folder of images."""
-    return name not in REGISTRY and isinstance(name, str | os.PathLike) and os.path.isdir(os.path.expanduser(name))
+def is_image_folder(name: object) -> bool:
+    """Return whether the argument for a data set is the path of a directory instead of a registered name."""
+    return isinstance(name, str | os.PathLike) and name not in REGISTRY and os.path.isdir(os.path.expanduser(name))
 
 
 def create_dataset(
@@ -56,29 +58,30 @@ def create_dataset(
     download: bool = True,
     **options: Any,
 ) -> Dataset:
-    """Return a data set by its name.
+    """Create a data set by name.
 
     Args:
-        name: one of `list_datasets`, or the path of a folder with one sub-folder of images a class.
-        split: ``"train"``, ``"test"``, or what else the data set has.
-        root: the data folder; by default ``TORCHCAPS_DATA``, else a cache folder of yours. For ``"folder"`` it is the
-            folder of images.
-        download: whether files that are missing are fetched.
-        options: other values for any of its fields.
+        name: one of `list_datasets`, or the path of a directory with one subdirectory of images per class.
+        split: ``"train"``, ``"test"`` or another split of the data set.
+        root: the data directory; by default ``TORCHCAPS_DATA``, else a directory in the user's cache. For ``"folder"``
+            the directory of images.
+        download: download missing files.
+        options: values for fields of the data set's specification.
 
     >>> create_dataset("digits", split="test")
     <digits, test: 1,000 images of 1x28x28, 10 classes>
     """
-    if is_folder(name):
+    if is_image_folder(name):
         if root is not None:
-            raise ValueError(f"give the folder of images once, got {os.fspath(name)!r} and root {os.fspath(root)!r}")
+            both = f"name={os.fspath(name)!r} and root={os.fspath(root)!r}"
+            raise ValueError(f"the directory of images must be given once, as name or as root, got {both}")
         name, root = "folder", name
     spec = find_spec(name, **options)
     if split not in spec.splits:
-        raise ValueError(f"{name} has no split {split!r}: it has {join_quoted(spec.splits, 'and')}")
-    request = Request(name, split, root, download)
+        raise ValueError(f"split of {name} must be {join_quoted(spec.splits)}, got {split!r}")
+    request = LoadRequest(name, split, root, download)
     dataset = spec.load(request)
-    problem = spec.count_problem(request, dataset)
-    if problem:
-        warnings.warn(f"{problem}: see 'torchcaps data check {name}'", stacklevel=2)
+    mismatch = spec.describe_size_mismatch(request, dataset)
+    if mismatch:
+        warnings.warn(f"{mismatch}: run 'torchcaps data check {name}'", stacklevel=2)
     return dataset

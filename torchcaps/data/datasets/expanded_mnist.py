@@ -1,58 +1,62 @@
-"""Digits at random places of a larger canvas."""
+"""Expanded MNIST: digits at random positions of a larger canvas."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from torchcaps.data.base import Dataset, ImageSet
-from torchcaps.data.batch import Batch
-from torchcaps.data.datasets.generated import GeneratedFromDigits, placed
+from torchcaps.data.base import Batch, Dataset, ImageSet, ImageShape
+from torchcaps.data.datasets.generated import GeneratedFromDigits, place_on_canvas
 from torchcaps.data.registry import register
 
 __all__ = ["ExpandedMNIST"]
 
+CANVAS = 40
+MAX_SHIFT = 6
+
 
 @dataclass(frozen=True)
 class ExpandedMNIST(GeneratedFromDigits):
-    """MNIST digits at random places of 40x40: what Sabour 2017, section 5.2, trains on to test on affNIST.
+    """MNIST digits at random positions of a 40x40 canvas, the training set for affNIST in Sabour 2017, section 5.2.
 
     Args:
-        places: ``"random"``, one place for each digit, another in every training epoch; ``"all"``, each digit at each
-            of its 169 places, as the authors' code writes them.
+        positions: ``"random"``: one position per digit, in the training split another one in each epoch; ``"all"``:
+            each digit at each of its 169 positions, as the authors' code does.
     """
 
     stream: ClassVar[str] = "ExpandedMNIST"
 
-    title: ClassVar[str] = "MNIST at random places of 40x40"
-    shape: ClassVar[tuple[int, int, int] | None] = (1, 40, 40)
+    title: ClassVar[str] = "MNIST at random positions of 40x40"
+    shape: ClassVar[ImageShape | None] = (1, CANVAS, CANVAS)
 
-    places: Literal["random", "all"] = "random"
+    positions: Literal["random", "all"] = "random"
 
-    def make(self, name: str, source: ImageSet) -> Dataset:
-        """Return the digits at their places."""
-        return _Expanded(name, source, self)
+    def generate(self, name: str, source: ImageSet) -> Dataset:
+        """Return the generated data set over its source."""
+        return _ExpandedDigits(name, source, self)
 
 
-class _Expanded(Dataset):
+class _ExpandedDigits(Dataset):
+    """Digits on a larger canvas, generated on access."""
+
     def __init__(self, name: str, source: ImageSet, spec: ExpandedMNIST) -> None:
-        super().__init__(name, source.split, (1, 40, 40), source.classes)
+        super().__init__(name, source.split, (1, CANVAS, CANVAS), source.classes)
         self.source, self.spec = source, spec
-        self.n_places = 13 if spec.places == "all" else 1  # each way
+        self.side = 2 * MAX_SHIFT + 1 if spec.positions == "all" else 1  # positions along each axis
 
     def __len__(self) -> int:
-        return len(self.source) * self.n_places**2
+        return len(self.source) * self.side**2
 
-    def examples(self, index: Tensor, epoch: int = 0) -> Batch:
-        """Return digits at their places."""
-        chosen, place = index // self.n_places**2, index % self.n_places**2
-        if self.spec.places == "all":
-            down, right = place // self.n_places - 6, place % self.n_places - 6
+    def get_batch(self, indices: Tensor, epoch: int = 0) -> Batch:
+        """Return the images at ``indices`` ``[B]`` as uint8."""
+        digits, positions = indices // self.side**2, indices % self.side**2
+        if self.spec.positions == "all":
+            down, right = positions // self.side - MAX_SHIFT, positions % self.side - MAX_SHIFT
         else:
-            draws = self.spec.draws(index, self.split, epoch if self.split == "train" else 0)
-            down, right = draws.integers(-6, 6), draws.integers(-6, 6)
-        images = placed(self.source.images[chosen], down, right, 40, 6)
-        return Batch(images, self.source.labels[chosen], images, index)
+            rng = self.spec.create_rng(indices, self.split, epoch if self.split == "train" else 0)
+            down, right = rng.integers(-MAX_SHIFT, MAX_SHIFT), rng.integers(-MAX_SHIFT, MAX_SHIFT)
+        images = place_on_canvas(self.source.images[digits], down, right, CANVAS, MAX_SHIFT)
+        return Batch(images, self.source.labels[digits], images, indices)
 
 
 register("expanded-mnist", ExpandedMNIST())

@@ -1,7 +1,7 @@
-"""Digits over digits: MultiMNIST and DiverseMultiMNIST.
+"""MultiMNIST and DiverseMultiMNIST: overlapping digits.
 
-Both are made when they are asked for, any image by its index, from the digits of one part of their source: training
-images show training digits only, test images test digits only.
+Images are generated on access from the digits of the same split of their source: training images contain training
+digits only, test images test digits only.
 """
 
 from dataclasses import dataclass
@@ -12,161 +12,170 @@ from torch import Tensor
 
 from torchcaps._core.random import CounterRNG
 from torchcaps._core.validation import check_range
-from torchcaps.data.base import Dataset, ImageSet
-from torchcaps.data.batch import Batch
-from torchcaps.data.datasets.generated import GeneratedFromDigits, placed
+from torchcaps.data.base import Batch, Dataset, ImageSet, ImageShape
+from torchcaps.data.datasets.generated import GeneratedFromDigits, place_on_canvas
 from torchcaps.data.registry import register
 
 __all__ = ["DiverseMultiMNIST", "MultiMNIST"]
 
+CANVAS = 36
+
 
 @dataclass(frozen=True)
 class MultiMNIST(GeneratedFromDigits):
-    """MultiMNIST (Sabour 2017, section 6): two digits of different classes over each other on 36x36.
+    """MultiMNIST (Sabour 2017, section 6.1): two overlapping digits of different classes on a 36x36 canvas.
 
-    Every digit of the source is the base of 1,000 images, each with a partner of another class; both are moved by up
-    to four pixels each way, and their bytes added, at most 255. So there are 60 million training and 10 million test
-    images, any of them by its index; ``targets`` are the two moved digits, each alone, in the order of the labels. That
-    boxes overlap by 80 % on average, as the paper says, follows for the digits' 28x28 boxes; those of their ink, which
-    are smaller, overlap by 72 %.
+    Each digit of the source is the base of 1,000 images, each with another digit of a different class. Both are shifted
+    by up to four pixels in each direction, and their bytes are added and clipped at 255. This gives 60 million training
+    and 10 million test images. ``targets`` are the two shifted digits, each alone, in the order of the labels.
+
+    The paper reports an average overlap of the bounding boxes of 80 %. This holds for the 28x28 boxes of the digits;
+    the smaller bounding boxes of their ink overlap by 72 %.
 
     Args:
-        preset: ``"official"`` is the authors' generator: training digits are moved by up to six pixels, and cut off at
-            the edge, and a base has one place in all of its images.
-        shift: up to so many pixels; ``None``: what the preset says, 4, and in training ``"official"`` 6.
-        pairs: images of each base.
+        preset: ``"paper"``, or ``"official"`` for the authors' generator: training digits are shifted by up to six
+            pixels and clipped at the border, and a base has the same position in all of its images.
+        max_shift: maximum shift in pixels; ``None``: 4, or 6 for the training split of ``"official"``.
+        pairs_per_digit: number of images per base digit.
 
-    Deviation: the authors' generator draws the partners of one base without putting them back, here they are drawn
-    anew each time.
+    Deviation: the authors' generator draws the partners of a base without replacement, here with replacement.
     """
 
     stream: ClassVar[str] = "MultiMNIST"
 
-    title: ClassVar[str] = "two digits over each other on 36x36"
-    shape: ClassVar[tuple[int, int, int] | None] = (1, 36, 36)
+    title: ClassVar[str] = "two overlapping digits on 36x36"
+    shape: ClassVar[ImageShape | None] = (1, CANVAS, CANVAS)
 
     preset: Literal["paper", "official"] = "paper"
-    shift: int | None = None
-    pairs: int = 1000
+    max_shift: int | None = None
+    pairs_per_digit: int = 1000
 
     def check(self) -> None:
-        """Refuse what makes no images."""
+        """Raise a ValueError if options are out of range."""
         super().check()
-        check_range(self, "shift", 0, 36)
-        check_range(self, "pairs", 1)
+        check_range(self, "max_shift", 0, CANVAS)
+        check_range(self, "pairs_per_digit", 1)
 
-    def shift_of(self, split: str) -> int:
-        """Return how far digits are moved at most."""
-        if self.shift is not None:
-            return self.shift
+    def max_shift_of(self, split: str) -> int:
+        """Return the maximum shift in pixels in a split."""
+        if self.max_shift is not None:
+            return self.max_shift
         return 6 if self.preset == "official" and split == "train" else 4
 
-    def make(self, name: str, source: ImageSet) -> Dataset:
-        """Return the pairs."""
-        return _Pairs(name, source, self)
+    def generate(self, name: str, source: ImageSet) -> Dataset:
+        """Return the generated data set over its source."""
+        return _DigitPairs(name, source, self)
 
 
 @dataclass(frozen=True)
 class DiverseMultiMNIST(GeneratedFromDigits):
-    """DiverseMultiMNIST (Tsai 2020, appendix A.3): one digit with probability 1/6, else two of different classes over
-    each other, on 36x36, each moved by up to four pixels; labels are zeros and ones.
+    """DiverseMultiMNIST (Tsai 2020, appendix B.2): one digit with probability 1/6, otherwise two overlapping digits of
+    different classes, on a 36x36 canvas, each shifted by up to four pixels. Labels are multi-hot.
 
-    Training images are made anew in every epoch, as many as the source has; test images are always the same.
+    Training images are generated anew in each epoch, as many as the source has; test images are fixed.
 
     Args:
-        single: the probability of one digit.
-        shift: up to so many pixels.
+        single_probability: probability of a single digit.
+        max_shift: maximum shift in pixels.
     """
 
     stream: ClassVar[str] = "DiverseMultiMNIST"
 
-    title: ClassVar[str] = "one digit, or two over each other, on 36x36"
-    shape: ClassVar[tuple[int, int, int] | None] = (1, 36, 36)
+    title: ClassVar[str] = "one digit or two overlapping digits on 36x36"
+    shape: ClassVar[ImageShape | None] = (1, CANVAS, CANVAS)
 
-    single: float = 1 / 6
-    shift: int = 4
+    single_probability: float = 1 / 6
+    max_shift: int = 4
 
     def check(self) -> None:
-        """Refuse what is no probability."""
+        """Raise a ValueError if options are out of range."""
         super().check()
-        check_range(self, "single", 0, 1)
-        check_range(self, "shift", 0, 36)
+        check_range(self, "single_probability", 0, 1)
+        check_range(self, "max_shift", 0, CANVAS)
 
-    def make(self, name: str, source: ImageSet) -> Dataset:
-        """Return the images."""
-        return _Diverse(name, source, self)
+    def generate(self, name: str, source: ImageSet) -> Dataset:
+        """Return the generated data set over its source."""
+        return _OneOrTwoDigits(name, source, self)
 
 
-class _Pairs(Dataset):
+class _DigitPairs(Dataset):
+    """Images of MultiMNIST, generated on access."""
+
     def __init__(self, name: str, source: ImageSet, spec: MultiMNIST) -> None:
-        super().__init__(name, source.split, (1, 36, 36), source.classes, n_objects=2)
-        self.source, self.spec, self.partners = source, spec, _Partners(source)
-        self.shift = spec.shift_of(source.split)
+        super().__init__(name, source.split, (1, CANVAS, CANVAS), source.classes, n_objects=2)
+        self.source, self.spec, self.partners = source, spec, _PartnerSampler(source)
+        self.max_shift = spec.max_shift_of(source.split)
 
     def __len__(self) -> int:
-        return len(self.source) * self.spec.pairs
+        return len(self.source) * self.spec.pairs_per_digit
 
-    def examples(self, index: Tensor, epoch: int = 0) -> Batch:
-        """Return pairs: that of an index is the same in every epoch."""
-        base, draws = index // self.spec.pairs, self.spec.draws(index, self.split)
-        top = self.partners.draw(base, draws)
-        own = self.spec.draws(base, self.split, use="base") if self.spec.preset == "official" else draws
-        first = _moved(self.source.images[base], own, self.shift)
-        second = _moved(self.source.images[top], draws, self.shift)
-        labels = torch.stack([self.source.labels[base], self.source.labels[top]], dim=1)
-        return Batch(_merged(first, second), labels, torch.stack([first, second], dim=1), index)
+    def get_batch(self, indices: Tensor, epoch: int = 0) -> Batch:
+        """Return the images at ``indices`` ``[B]`` as uint8, the same in each epoch."""
+        base, rng = indices // self.spec.pairs_per_digit, self.spec.create_rng(indices, self.split)
+        partner = self.partners.sample(base, rng)
+        official = self.spec.preset == "official"
+        base_rng = self.spec.create_rng(base, self.split, purpose="base") if official else rng
+        first = _shift_randomly(self.source.images[base], base_rng, self.max_shift)
+        second = _shift_randomly(self.source.images[partner], rng, self.max_shift)
+        labels = torch.stack([self.source.labels[base], self.source.labels[partner]], dim=1)
+        return Batch(_add_clipped(first, second), labels, torch.stack([first, second], dim=1), indices)
 
 
-class _Diverse(Dataset):
+class _OneOrTwoDigits(Dataset):
+    """Images of DiverseMultiMNIST, generated on access."""
+
     def __init__(self, name: str, source: ImageSet, spec: DiverseMultiMNIST) -> None:
-        super().__init__(name, source.split, (1, 36, 36), source.classes, n_objects=None)
-        self.source, self.spec, self.partners = source, spec, _Partners(source)
+        super().__init__(name, source.split, (1, CANVAS, CANVAS), source.classes, n_objects=None)
+        self.source, self.spec, self.partners = source, spec, _PartnerSampler(source)
 
     def __len__(self) -> int:
         return len(self.source)
 
-    def examples(self, index: Tensor, epoch: int = 0) -> Batch:
-        """Return images with one or two digits."""
-        draws = self.spec.draws(index, self.split, epoch if self.split == "train" else 0)
-        alone = draws.bernoulli(self.spec.single)
-        top = self.partners.draw(index, draws)
-        first = _moved(self.source.images[index], draws, self.spec.shift)
-        second = _moved(self.source.images[top], draws, self.spec.shift)
-        second[alone] = 0
-        numbers = torch.stack([self.source.labels[index], self.source.labels[top]], dim=1)
-        labels = torch.zeros(len(index), self.n_classes)
-        labels.scatter_(1, numbers[:, :1], 1.0)
-        labels.scatter_(1, numbers[:, 1:], (~alone).float()[:, None])
-        swapped = (numbers[:, 0] > numbers[:, 1]) & ~alone  # targets stand in the order of the classes
+    def get_batch(self, indices: Tensor, epoch: int = 0) -> Batch:
+        """Return the images at ``indices`` ``[B]`` as uint8; those of the training split depend on the epoch."""
+        rng = self.spec.create_rng(indices, self.split, epoch if self.split == "train" else 0)
+        single = rng.bernoulli(self.spec.single_probability)
+        partner = self.partners.sample(indices, rng)
+        first = _shift_randomly(self.source.images[indices], rng, self.spec.max_shift)
+        second = _shift_randomly(self.source.images[partner], rng, self.spec.max_shift)
+        second[single] = 0
+        class_indices = torch.stack([self.source.labels[indices], self.source.labels[partner]], dim=1)
+        labels = torch.zeros(len(indices), self.n_classes)
+        labels.scatter_(1, class_indices[:, :1], 1.0)
+        labels.scatter_(1, class_indices[:, 1:], (~single).float()[:, None])
+        swapped = (class_indices[:, 0] > class_indices[:, 1]) & ~single  # targets are in the order of the classes
         targets = torch.stack([first, second], dim=1)
         targets[swapped] = targets[swapped].flip(1)
-        return Batch(_merged(first, second), labels, targets, index)
+        return Batch(_add_clipped(first, second), labels, targets, indices)
 
 
-class _Partners:
-    """For each digit another one of a different class, all of them alike likely."""
+class _PartnerSampler:
+    """Sampler of a digit of a different class for each digit, uniform over all such digits."""
 
     def __init__(self, source: ImageSet) -> None:
         if len(source.labels.unique()) < 2:
-            raise ValueError(f"{source.name} has digits of one class only, and pairs need two")
+            raise ValueError(f"pairs need digits of at least two classes, but {source.name} has one class only")
         self.labels = source.labels
         self.by_class = source.labels.argsort(stable=True)
         self.count = torch.bincount(source.labels, minlength=source.n_classes)
         self.start = self.count.cumsum(0) - self.count
 
-    def draw(self, base: Tensor, draws: CounterRNG) -> Tensor:
-        """Return a partner for each base: one of those that are left when its own class is skipped."""
-        own = self.labels[base]
-        place = draws.integers(0, len(self.labels) - self.count[own] - 1)
-        return self.by_class[torch.where(place < self.start[own], place, place + self.count[own])]
+    def sample(self, base: Tensor, rng: CounterRNG) -> Tensor:
+        """Return the index of a partner for each base, ``[B]``."""
+        base_class = self.labels[base]
+        # a position in the list sorted by class, counted without the digits of the base's class
+        position = rng.integers(0, len(self.labels) - self.count[base_class] - 1)
+        before = position < self.start[base_class]
+        return self.by_class[torch.where(before, position, position + self.count[base_class])]
 
 
-def _moved(digits: Tensor, draws: CounterRNG, most: int) -> Tensor:
-    return placed(digits, draws.integers(-most, most), draws.integers(-most, most), 36, most)
+def _shift_randomly(digits: Tensor, rng: CounterRNG, max_shift: int) -> Tensor:
+    down, right = rng.integers(-max_shift, max_shift), rng.integers(-max_shift, max_shift)
+    return place_on_canvas(digits, down, right, CANVAS, max_shift)
 
 
-def _merged(first: Tensor, second: Tensor) -> Tensor:
-    """Return the sum of bytes, at most 255."""
+def _add_clipped(first: Tensor, second: Tensor) -> Tensor:
+    """Return the sum of bytes, clipped at 255."""
     return first + torch.minimum(second, 255 - first)
 
 

@@ -1,4 +1,4 @@
-"""SVHN: house numbers cut out of street views, 32x32, as .mat files."""
+"""SVHN: cropped digits of house numbers, 32x32, from MATLAB files."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,30 +7,29 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from torchcaps.data.base import Dataset, ImageSet
-from torchcaps.data.errors import DataError
-from torchcaps.data.formats import check_labels
-from torchcaps.data.matlab import as_tensor, read_mat
+from torchcaps.data.base import Dataset, DataSpec, ImageSet, ImageShape, LoadRequest
+from torchcaps.data.formats import as_tensor, check_labels, read_mat
 from torchcaps.data.registry import register
-from torchcaps.data.spec import DataSpec, Request
-from torchcaps.data.storage import File
+from torchcaps.data.storage import DataError, RemoteFile
 
 __all__ = ["SVHN"]
+
+EXTRA_IMAGES = 531_131
 
 
 @dataclass(frozen=True)
 class SVHN(DataSpec):
-    """SVHN (Netzer et al. 2011), cropped digits: 73,257 to train with and 26,032 to test with, 32x32 in colour.
+    """SVHN (Netzer et al. 2011), cropped digits: 73,257 training and 26,032 test images, 32x32, RGB.
 
     Args:
-        extra: add the 531,131 easier images of the third file to the training set, which Sabour 2017 does not.
+        extra: add the 531,131 easier images of the "extra" file to the training set. Sabour 2017 does not use them.
     """
 
     title: ClassVar[str] = "digits of house numbers"
-    counts: ClassVar[dict[str, int]] = {"train": 73_257, "test": 26_032}
-    shape: ClassVar[tuple[int, int, int] | None] = (3, 32, 32)
-    folders: ClassVar[tuple[str, ...]] = ("svhn", "SVHN", ".")
-    files: ClassVar[dict[str, tuple[str, int]]] = {
+    split_sizes: ClassVar[dict[str, int]] = {"train": 73_257, "test": 26_032}
+    shape: ClassVar[ImageShape | None] = (3, 32, 32)
+    subdirectories: ClassVar[tuple[str, ...]] = ("svhn", "SVHN", ".")
+    checksums: ClassVar[dict[str, tuple[str, int]]] = {  # MD5 and size in bytes
         "train_32x32.mat": ("e26dedcc434d2e4c54c9b2d4a06d8373", 182_040_794),
         "test_32x32.mat": ("eb5a983be6a315427106f1b164d9cef3", 64_275_384),
         "extra_32x32.mat": ("a93ce644f1a588dc4d68dda5feec44a7", 1_329_278_602),
@@ -38,37 +37,38 @@ class SVHN(DataSpec):
 
     extra: bool = False
 
-    def length(self, split: str) -> int | None:
-        """Return how many images a part has by the book."""
-        return self.counts[split] + (531_131 if self.extra and split == "train" else 0)
+    def n_images(self, split: str) -> int | None:
+        """Return the published number of images of a split."""
+        return self.split_sizes[split] + (EXTRA_IMAGES if self.extra and split == "train" else 0)
 
-    def parts(self, split: str) -> tuple[File, ...]:
-        """Return the file of a part, and the extra one."""
+    def files(self, split: str) -> tuple[RemoteFile, ...]:
+        """Return the file of a split, and the extra file if enabled."""
         names = ["train_32x32.mat", "extra_32x32.mat"][: 1 + self.extra] if split == "train" else ["test_32x32.mat"]
         mirrors = ("http://ufldl.stanford.edu/housenumbers/",)
-        return tuple(File(name, f"md5:{self.files[name][0]}", mirrors, self.files[name][1]) for name in names)
+        checksums = {name: self.checksums[name] for name in names}
+        return tuple(RemoteFile(name, f"md5:{md5}", mirrors, size) for name, (md5, size) in checksums.items())
 
-    def load(self, request: Request) -> Dataset:
-        """Read the files."""
-        place = self.place(request)
-        read = [_read(place.path(part)) for part in self.parts(request.split)]
-        images, labels = read[0] if len(read) == 1 else (torch.cat(tensors) for tensors in zip(*read, strict=True))
+    def load(self, request: LoadRequest) -> Dataset:
+        """Load a split from its one or two files."""
+        directory = self.data_directory(request)
+        parts = [_read(directory.fetch(file)) for file in self.files(request.split)]
+        images, labels = parts[0] if len(parts) == 1 else (torch.cat(tensors) for tensors in zip(*parts, strict=True))
         return ImageSet(request.name, request.split, images, labels, [str(digit) for digit in range(10)])
 
 
 def _read(path: Path) -> tuple[Tensor, Tensor]:
-    """Read ``X`` [32, 32, 3, N] and ``y`` [N], where 10 stands for the digit 0."""
+    """Read ``X`` ``[32, 32, 3, N]`` and ``y`` ``[N]``, in which 10 is the digit 0."""
     pixels, labels = (as_tensor(read_mat(path, name), path, name) for name in ("X", "y"))
     if pixels.ndim == 3:  # a single image
         pixels = pixels[..., None]
     if pixels.ndim != 4 or pixels.shape[:3] != (32, 32, 3) or pixels.dtype != torch.uint8:
-        found = f"{pixels.dtype} of {list(pixels.shape)}"
-        raise DataError(f"{path} is not SVHN's: X must be bytes of 32x32x3xN, got {found}")
+        actual = f"{pixels.dtype} of shape {list(pixels.shape)}"
+        raise DataError(f"{path} is not an SVHN file: X must be torch.uint8 of shape [32, 32, 3, N], got {actual}")
     images = pixels.permute(3, 2, 0, 1).contiguous()  # [N, 3, 32, 32]
-    numbers = labels.reshape(-1).long()
-    numbers = torch.where(numbers == 10, 0, numbers)
-    check_labels(numbers, len(images), 10, path)
-    return images, numbers
+    class_indices = labels.reshape(-1).long()
+    class_indices = torch.where(class_indices == 10, 0, class_indices)
+    check_labels(class_indices, len(images), 10, path)
+    return images, class_indices
 
 
 register("svhn", SVHN())
