@@ -36,7 +36,7 @@ def load_digits(count: int, seed: int) -> Tensor:
         loader = Loader(create_dataset("digits"), count, seed=seed)
     except DataError as error:
         sys.exit(f"layers: {error}")
-    return loader.batch(epoch=0, number=0).images.double()
+    return loader.batch(epoch=0, batch_index=0).images.double()
 
 
 def class_layers(name: str, children: Capsules) -> dict[str, CapsuleLayer]:

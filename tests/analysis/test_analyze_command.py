@@ -15,7 +15,16 @@ from torchcaps import analysis
 from torchcaps.analysis.attacks import judge
 from torchcaps.cli import main
 from torchcaps.cli.kinds import KINDS
-from torchcaps.data import CenterCrop, Loader, MeanImage, Normalize, Pipeline, Pixels, Standardize, create_dataset
+from torchcaps.data import (
+    CenterCrop,
+    Loader,
+    Normalize,
+    Pipeline,
+    ScalePixels,
+    Standardize,
+    SubtractMeanImage,
+    create_dataset,
+)
 from torchcaps.metrics import wilson_interval
 from torchcaps.training import RunSpec, load_run, train
 from torchcaps.training.setup import some_of
@@ -214,7 +223,7 @@ def pipelines(shape: tuple[int, int, int]) -> dict[str, list[Any]]:
     mean = torch.rand(shape, generator=torch.Generator().manual_seed(0)) / 3
     return {
         "none": [],
-        "Chen's": [Pixels(256), MeanImage(mean)],
+        "Chen's": [ScalePixels(256), SubtractMeanImage(mean)],
         "normalised": [Normalize((0.3,), (0.2,))],
         "cut, then standardised": [CenterCrop(24), Standardize()],
         "standardised, then cut": [Standardize(), CenterCrop(24)],
@@ -245,6 +254,6 @@ def test_a_network_on_pixels_sees_what_its_pipeline_makes_of_them(name: str, run
 
 
 def test_colours_before_bytes_are_numbers_have_no_bounds(runs: dict[str, str]) -> None:
-    pipeline = Pipeline([], [Standardize(), Pixels()])
+    pipeline = Pipeline([], [Standardize(), ScalePixels()])
     with pytest.raises(ValueError, match="pixels with known bounds need a pipeline that makes numbers of bytes"):
         analysis.PixelNetwork(load_run(runs["one"]).model, pipeline, (1, 28, 28))

@@ -206,7 +206,7 @@ def test_a_disk_that_is_full_while_an_archive_is_unpacked(tmp_path: Path, monkey
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("torchcaps.data.archives.shutil.copyfileobj", full)
+    monkeypatch.setattr("torchcaps.data.storage.shutil.copyfileobj", full)
     assert "can't be unpacked into" in refusal("cifar10", tmp_path)
     monkeypatch.undo()
     assert len(create_dataset("cifar10", "test", tmp_path, download=False)) == 1

@@ -17,8 +17,17 @@ from tests.data import writers
 from tests.data.test_folder import picture
 from tests.data.test_formats import write_norb
 from torchcaps.cli import main
-from torchcaps.data import Dataset, DataSpec, ImageSet, MissingData, Request, create_dataset, list_datasets, register
-from torchcaps.data.registry import REGISTRY
+from torchcaps.data import (
+    Dataset,
+    DataSpec,
+    ImageSet,
+    LoadRequest,
+    MissingDataError,
+    create_dataset,
+    list_datasets,
+    register,
+)
+from torchcaps.data.registry import DATASETS
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*it should have")  # the files of these tests are small
 
@@ -245,7 +254,7 @@ def test_a_data_set_of_ones_own() -> None:
     class Noise(DataSpec):
         title = "noise"
 
-        def load(self, request: Request) -> Dataset:
+        def load(self, request: LoadRequest) -> Dataset:
             images = torch.randint(0, 256, (20, 1, 6, 6), dtype=torch.uint8)
             return ImageSet(request.name, request.split, images, torch.arange(20) % 2, ["even", "odd"])
 
@@ -255,8 +264,8 @@ def test_a_data_set_of_ones_own() -> None:
         with pytest.raises(ValueError, match="exists already"):
             register("noise", Noise())
     finally:
-        del REGISTRY["noise"]
+        del DATASETS["noise"]
     with pytest.raises(TypeError, match="spec must be a data set's choice"):
         register("noise", "noise")  # type: ignore[arg-type]
-    with pytest.raises(MissingData, match="'torchcaps data get mnist' fetches it"):
+    with pytest.raises(MissingDataError, match="'torchcaps data get mnist' fetches it"):
         create_dataset("mnist", download=False)

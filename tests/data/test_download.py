@@ -18,8 +18,8 @@ from tests.data.server import serving
 from torchcaps._core.files import staging_directory
 from torchcaps._core.progress import track
 from torchcaps.cli import main
-from torchcaps.data import MNIST, DataError, MissingData, create_dataset
-from torchcaps.data.download import download
+from torchcaps.data import MNIST, DataError, MissingDataError, create_dataset
+from torchcaps.data.storage import download_file
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*it should have")  # the files of these tests are small
 
@@ -37,14 +37,14 @@ def server() -> Iterator[tuple[str, list[str]]]:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchcaps.data.download.TIMEOUT", 1)
+    monkeypatch.setattr("torchcaps.data.storage.DOWNLOAD_TIMEOUT_S", 1)
 
 
 @pytest.mark.parametrize("manner", BAD)
 def test_the_next_mirror_is_tried(tmp_path: Path, server: tuple[str, list[str]], manner: str) -> None:
     address, asked = server
     urls = [f"{address}/{manner}/data.bin", f"{address}/good/data.bin"]
-    path = download("data.bin", urls, CHECKSUM, tmp_path / "here")
+    path = download_file("data.bin", urls, CHECKSUM, tmp_path / "here")
     assert path.read_bytes() == DATA
     assert asked[0] == manner
     assert asked[-1] == "good"
@@ -63,7 +63,7 @@ def test_a_terminal_gets_a_bar_and_a_pipe_a_line(
         said = kind()
         monkeypatch.setattr(sys, "stderr", said)
         monkeypatch.setenv("COLUMNS", "100")
-        download("data.bin", [f"{server[0]}/404/data.bin", f"{server[0]}/good/data.bin"], CHECKSUM, tmp_path)
+        download_file("data.bin", [f"{server[0]}/404/data.bin", f"{server[0]}/good/data.bin"], CHECKSUM, tmp_path)
         assert wanted in said.getvalue()
         assert ("\x1b" in said.getvalue()) == (kind is Terminal)
 
@@ -77,7 +77,7 @@ def test_many_things_get_a_bar_on_a_terminal_and_nothing_elsewhere(monkeypatch: 
 
 
 def test_a_slow_server_is_waited_for(tmp_path: Path, server: tuple[str, list[str]]) -> None:
-    assert download("data.bin", [f"{server[0]}/slow/data.bin"], CHECKSUM, tmp_path).read_bytes() == DATA
+    assert download_file("data.bin", [f"{server[0]}/slow/data.bin"], CHECKSUM, tmp_path).read_bytes() == DATA
 
 
 @pytest.mark.parametrize(
@@ -94,8 +94,8 @@ def test_a_slow_server_is_waited_for(tmp_path: Path, server: tuple[str, list[str
 )
 def test_no_partial_file_is_ever_left(tmp_path: Path, server: tuple[str, list[str]], manner: str, said: str) -> None:
     folder = tmp_path / "new"
-    with pytest.raises(MissingData) as error:
-        download("data.bin", [f"{server[0]}/{manner}/data.bin"], CHECKSUM, folder)
+    with pytest.raises(MissingDataError) as error:
+        download_file("data.bin", [f"{server[0]}/{manner}/data.bin"], CHECKSUM, folder)
     assert said.format(port=server[0].rpartition(":")[2]) in str(error.value)
     assert "\n" not in str(error.value)
     assert not folder.exists()  # not even an empty one
@@ -103,18 +103,18 @@ def test_no_partial_file_is_ever_left(tmp_path: Path, server: tuple[str, list[st
 
 def test_a_whole_file_is_not_spoilt_by_a_bad_mirror(tmp_path: Path, server: tuple[str, list[str]]) -> None:
     (tmp_path / "data.bin").write_bytes(DATA)
-    with pytest.raises(MissingData):
-        download("data.bin", [f"{server[0]}/wrong/data.bin"], CHECKSUM, tmp_path)
+    with pytest.raises(MissingDataError):
+        download_file("data.bin", [f"{server[0]}/wrong/data.bin"], CHECKSUM, tmp_path)
     assert (tmp_path / "data.bin").read_bytes() == DATA
 
 
 SCRIPT = """
 import sys
 from pathlib import Path
-from torchcaps.data.download import download
+from torchcaps.data.storage import download_file
 from torchcaps._core.progress import track
 from torchcaps._core.files import staging_directory
-download("data.bin", [sys.argv[1] + "/slow/data.bin"], sys.argv[2], Path(sys.argv[3]))
+download_file("data.bin", [sys.argv[1] + "/slow/data.bin"], sys.argv[2], Path(sys.argv[3]))
 """
 
 
@@ -140,7 +140,7 @@ def test_a_killed_download_leaves_nothing_that_passes_for_a_file(tmp_path: Path,
     (left,) = os.listdir(tmp_path)
     assert left.startswith(".torchcaps-scratch-")
     os.utime(tmp_path / left, (0, 0))  # long ago
-    assert download("data.bin", [f"{server[0]}/good/data.bin"], CHECKSUM, tmp_path).read_bytes() == DATA
+    assert download_file("data.bin", [f"{server[0]}/good/data.bin"], CHECKSUM, tmp_path).read_bytes() == DATA
     assert os.listdir(tmp_path) == ["data.bin"]  # what was left is swept away
 
 
@@ -148,15 +148,15 @@ def test_a_full_disk_and_a_folder_that_cannot_be_written(
     tmp_path: Path, server: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(MissingData, match="can't be written: not a directory"):
-        download("data.bin", [f"{server[0]}/good/data.bin"], CHECKSUM, tmp_path / "file/below")
+    with pytest.raises(MissingDataError, match="can't be written: not a directory"):
+        download_file("data.bin", [f"{server[0]}/good/data.bin"], CHECKSUM, tmp_path / "file/below")
 
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("pooch.HTTPDownloader.__call__", full)
-    with pytest.raises(MissingData, match="can't be written: no space left on device"):
-        download("data.bin", [f"{server[0]}/good/data.bin"], CHECKSUM, tmp_path)
+    with pytest.raises(MissingDataError, match="can't be written: no space left on device"):
+        download_file("data.bin", [f"{server[0]}/good/data.bin"], CHECKSUM, tmp_path)
     assert os.listdir(tmp_path) == ["file"]
 
 
@@ -166,13 +166,13 @@ def test_an_archive_without_a_published_checksum_must_be_whole(tmp_path: Path, m
     whole = writers.zipped(tmp_path / "made.zip", {"a.mat": DATA}).read_bytes()
     with serving({"data.zip": whole}) as (address, _):
         bad, good = f"{address}/{manner}/data.zip", f"{address}/good/data.zip"
-        with pytest.raises(MissingData, match="sent something that is not the whole archive"):
-            download("data.zip", [bad], "", tmp_path / "here")
-        assert download("data.zip", [bad, good], "", tmp_path / "here").read_bytes() == whole
+        with pytest.raises(MissingDataError, match="sent something that is not the whole archive"):
+            download_file("data.zip", [bad], "", tmp_path / "here")
+        assert download_file("data.zip", [bad, good], "", tmp_path / "here").read_bytes() == whole
 
 
 def test_others_may_read_what_was_fetched(tmp_path: Path, server: tuple[str, list[str]]) -> None:
-    path = download("data.bin", [f"{server[0]}/good/data.bin"], CHECKSUM, tmp_path)
+    path = download_file("data.bin", [f"{server[0]}/good/data.bin"], CHECKSUM, tmp_path)
     plain = tmp_path / "plain"
     plain.write_bytes(b"")
     assert path.stat().st_mode == plain.stat().st_mode
@@ -252,7 +252,7 @@ def test_a_mirror_must_be_an_address(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_data_set_is_fetched_when_it_is_needed(tmp_path: Path, tiny_mnist: tuple[str, list[str]]) -> None:
-    with pytest.raises(MissingData, match="is missing: 'torchcaps data get mnist' fetches it"):
+    with pytest.raises(MissingDataError, match="is missing: 'torchcaps data get mnist' fetches it"):
         create_dataset("mnist", "train", tmp_path, download=False)
     assert tiny_mnist[1] == []
     assert len(create_dataset("mnist", "train", tmp_path)) == 6
@@ -271,6 +271,6 @@ def test_offline_says_which_file_is_missing_where_it_goes_and_what_needs_none(
     assert f"put it into {tmp_path / 'mnist'}" in sentence
     assert "the data set 'digits' needs no file" in sentence
     assert os.listdir(tmp_path) == []
-    with pytest.raises(MissingData):
+    with pytest.raises(MissingDataError):
         create_dataset("mnist", "test", tmp_path / "some/where/new")
     assert os.listdir(tmp_path) == []

@@ -52,7 +52,7 @@ def test_classes_splits_and_sizes(folder: Path) -> None:
     colours = [{tuple(image[:, 0, 0].tolist()) for image in part.images} for part in parts.values()]
     assert sum(map(len, colours)) == len(set.union(*colours)) == 33  # every image in one split, none twice
     again = create_dataset(str(folder), "test")  # a path is a name, too
-    assert torch.equal(again.examples(torch.arange(3)).images, parts["test"].images)
+    assert torch.equal(again.get_batch(torch.arange(3)).images, parts["test"].images)
     assert Loader(parts["train"], 8).batch(0, 0).images.shape == (8, 3, 25, 25)
 
 
@@ -186,7 +186,7 @@ def test_an_image_that_lies_on_its_side_is_set_upright(tmp_path: Path) -> None:
     pixels = np.zeros((20, 40, 3), np.uint8)
     pixels[:, :20] = 255  # left half white
     exif = Image.Exif()
-    exif[0x0112] = 6  # to be turned clockwise by a quarter
+    exif[0x0112] = 6  # to be affine_matrix clockwise by a quarter
     for name in "ab":
         (root / name).mkdir(parents=True)
         Image.fromarray(pixels).save(root / name / "1.png", exif=exif)
@@ -244,7 +244,7 @@ def test_the_cache_is_used_and_made_anew(folder: Path, own_cache: Path, monkeypa
     first = load(folder, size=16, val=0, test=0)
     (kept,) = own_cache.iterdir()
     with monkeypatch.context() as patch:
-        patch.setattr("torchcaps.data.images.read_picture", None)  # whoever decodes now, fails
+        patch.setattr("torchcaps.data.images.read_image", None)  # whoever decodes now, fails
         assert torch.equal(load(folder, size=16, val=0, test=0).images, first.images)
     whole = kept.read_bytes()
     for spoilt in (whole[:1000], b"", b"no archive"):
@@ -268,17 +268,17 @@ def test_what_could_not_be_read_today_is_not_remembered(
 ) -> None:
     from torchcaps.data import images as pictures
 
-    read = pictures.read_picture
+    read = pictures.read_image
 
     def failing(path: Path, form: Any) -> torch.Tensor:
         if path.name == "1.png":
             raise OSError(5, "Input/output error")
         return read(path, form)
 
-    monkeypatch.setattr(pictures, "read_picture", failing)
+    monkeypatch.setattr(pictures, "read_image", failing)
     with pytest.warns(UserWarning, match="3 of 33 images can't be read"):
         load(folder, val=0, test=0, broken="skip")
-    monkeypatch.setattr(pictures, "read_picture", read)
+    monkeypatch.setattr(pictures, "read_image", read)
     assert not list(own_cache.glob("*.pt"))
     assert len(load(folder, val=0, test=0, broken="skip")) == 33
 
@@ -290,7 +290,7 @@ def test_a_cache_that_can_only_be_read_is_used(folder: Path, own_cache: Path, mo
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("torchcaps.data.images.os.utime", refused)
-    monkeypatch.setattr("torchcaps.data.images.read_picture", None)  # whoever decodes now, fails
+    monkeypatch.setattr("torchcaps.data.images.read_image", None)  # whoever decodes now, fails
     assert torch.equal(load(folder, size=16).images, first.images)
 
 

@@ -21,8 +21,8 @@ from torchcaps.data import (
     SmallNORB,
     create_dataset,
 )
-from torchcaps.data.datasets.cifar import COARSE, FINE
-from torchcaps.data.report import check_files
+from torchcaps.data.datasets.cifar import COARSE_CLASSES, FINE_CLASSES
+from torchcaps.data.inspect import check_files
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*it should have")  # the files of these tests are small
 
@@ -74,7 +74,7 @@ def test_cifar10_binary(tmp_path: Path, folder: str) -> None:
         writers.put(tmp_path / folder / "cifar-10-batches-bin" / name, writers.cifar_binary(images, labels))
     train = load("cifar10", "train", tmp_path)
     same(train, np.concatenate([i for i, _ in batches[:5]]), np.concatenate([x for _, x in batches[:5]]))
-    same(load("cifar10", "test", tmp_path, form="binary"), *batches[5])
+    same(load("cifar10", "test", tmp_path, file_format="binary"), *batches[5])
     assert train.classes[3] == "cat"
 
 
@@ -90,7 +90,7 @@ def test_cifar10_python(tmp_path: Path) -> None:
         data = writers.Python2Pickle().dictionary(content)
         writers.put(tmp_path / "cifar-10-batches-py" / name, data)
     same(load("cifar10", "test", tmp_path), images.reshape(-1, 3, 32, 32), labels)
-    assert len(load("cifar10", "train", tmp_path, form="python")) == 15
+    assert len(load("cifar10", "train", tmp_path, file_format="python")) == 15
 
 
 def test_the_python_2_writer_is_right() -> None:
@@ -135,12 +135,12 @@ def test_cifar100(tmp_path: Path, form: str) -> None:
     dataset = load("cifar100", "test", tmp_path)
     same(dataset, images, fine)
     assert dataset.n_classes == 100
-    assert (FINE[0], FINE[51], FINE[99]) == ("apple", "mushroom", "worm")
+    assert (FINE_CLASSES[0], FINE_CLASSES[51], FINE_CLASSES[99]) == ("apple", "mushroom", "worm")
     rough = load("cifar100", "test", tmp_path, labels="coarse")
     same(rough, images, coarse)
-    assert rough.classes == COARSE
-    assert len(set(FINE)) == 100
-    assert len(set(COARSE)) == 20
+    assert rough.classes == COARSE_CLASSES
+    assert len(set(FINE_CLASSES)) == 100
+    assert len(set(COARSE_CLASSES)) == 20
 
 
 def test_cifar_from_an_archive_that_lies_there(tmp_path: Path) -> None:
@@ -164,8 +164,8 @@ def test_svhn(tmp_path: Path) -> None:
         tmp_path / "svhn/extra_32x32.mat", X=images[..., :1], y=labels[:1].astype(float)
     )  # real ones are double
     assert len(load("svhn", "train", tmp_path, extra=True)) == 13
-    assert (SVHN().length("train"), SVHN(extra=True).length("train")) == (73_257, 604_388)
-    assert [part.name for part in SVHN().parts("train")] == ["train_32x32.mat"]
+    assert (SVHN().n_images("train"), SVHN(extra=True).n_images("train")) == (73_257, 604_388)
+    assert [part.name for part in SVHN().files("train")] == ["train_32x32.mat"]
 
 
 def write_norb(root: Path, split: str, zipped: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -185,7 +185,7 @@ def test_smallnorb(tmp_path: Path, zipped: bool) -> None:
     whole = load("smallnorb", "test", tmp_path, size=96)
     same(whole, images, labels)
     assert whole.classes == ("animal", "human", "airplane", "truck", "car")
-    columns = [whole.info[key].tolist() for key in ("instance", "elevation", "azimuth", "lighting")]
+    columns = [whole.metadata[key].tolist() for key in ("instance", "elevation", "azimuth", "lighting")]
     assert columns == info.T.tolist()
     half = load("smallnorb", "test", tmp_path)
     means = images.reshape(-1, 2, 48, 2, 48, 2).mean((3, 5))
@@ -206,12 +206,12 @@ def test_novel_viewpoints_of_smallnorb(tmp_path: Path) -> None:
         train = load("smallnorb", "train", tmp_path, viewpoints=kind)
         novel = load("smallnorb", "test", tmp_path, viewpoints=kind)
         familiar = load("smallnorb", "test", tmp_path, viewpoints=kind, familiar=True)
-        assert set(train.info[kind].tolist()) == set(familiar.info[kind].tolist()) == seen
-        assert not set(novel.info[kind].tolist()) & seen
+        assert set(train.metadata[kind].tolist()) == set(familiar.metadata[kind].tolist()) == seen
+        assert not set(novel.metadata[kind].tolist()) & seen
         assert (len(train), len(novel), len(familiar)) == (108, 216, 108)
         spec = SmallNORB(viewpoints=kind)  # type: ignore[arg-type]
-        assert (spec.length("train"), spec.length("test")) == (8_100, 16_200)
-        assert SmallNORB(viewpoints=kind, familiar=True).length("test") == 8_100  # type: ignore[arg-type]
+        assert (spec.n_images("train"), spec.n_images("test")) == (8_100, 16_200)
+        assert SmallNORB(viewpoints=kind, familiar=True).n_images("test") == 8_100  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="96 is no multiple of 50"):
         SmallNORB(size=50, resize="official")
     with pytest.raises(ValueError, match=r"size must lie in 1\.\.96"):
@@ -240,8 +240,8 @@ def test_affnist(tmp_path: Path) -> None:
     for number, (some, theirs) in enumerate(batches, 1):
         affnist_file(tmp_path / f"affNIST/transformed/validation_batches/{number}.mat", some, theirs)
     same(load("affnist", "val", tmp_path), *(np.concatenate(parts) for parts in zip(*batches, strict=True)))
-    assert AffNIST().length("test") == 320_000
-    folders = [AffNIST().parts(split)[31].name for split in ("train", "val", "test")]
+    assert AffNIST().n_images("test") == 320_000
+    folders = [AffNIST().files(split)[31].name for split in ("train", "val", "test")]
     assert folders == ["training_batches/32.mat", "validation_batches/32.mat", "test_batches/32.mat"]
 
 
@@ -268,7 +268,7 @@ def test_binary_files_are_read_before_pickles_and_check_looks_at_what_is_read(tm
     writers.put(tmp_path / "cifar-10-batches-py/test_batch", writers.Python2Pickle().dictionary(content))
     writers.put(tmp_path / "cifar-10-batches-bin/test_batch.bin", writers.cifar_binary(images, labels))
     same(load("cifar10", "test", tmp_path), images, labels)
-    assert len(load("cifar10", "test", tmp_path, form="python")) == 2
+    assert len(load("cifar10", "test", tmp_path, file_format="python")) == 2
     (tmp_path / "cifar-10-batches-bin/test_batch.bin").unlink()
     writers.put(tmp_path / "cifar-10-binary.tar.gz", b"half an archive")
     assert len(load("cifar10", "test", tmp_path)) == 2  # what is whole comes before what would have to be unpacked
@@ -337,11 +337,11 @@ def test_the_embedded_digits_are_split_for_good() -> None:
     assert isinstance(again, ImageSet)
     assert torch.equal(again.images, test.images)
     assert int(test.images.sum(dtype=torch.int64)) == 25_934_606  # the split is a promise: results are compared by it
-    assert Digits().length("train") == 4000
+    assert Digits().n_images("train") == 4000
 
 
 def test_cifar_specs_know_their_forms() -> None:
-    assert [len(CIFAR10().parts(split)) for split in ("train", "test")] == [5, 1]
-    assert CIFAR100(form="python").parts("train")[0].archive.name == "cifar-100-python.tar.gz"
-    assert len(CIFAR10(form="binary").forms("train")) == 1
-    assert CIFAR10().parts("test")[0].name == "cifar-10-batches-py/test_batch"
+    assert [len(CIFAR10().files(split)) for split in ("train", "test")] == [5, 1]
+    assert CIFAR100(file_format="python").files("train")[0].archive.name == "cifar-100-python.tar.gz"
+    assert len(CIFAR10(file_format="binary").forms("train")) == 1
+    assert CIFAR10().files("test")[0].name == "cifar-10-batches-py/test_batch"

@@ -15,7 +15,7 @@ from torchcaps.data import (
     ExpandedMNIST,
     MultiMNIST,
     Pipeline,
-    Shift,
+    RandomShift,
     create_dataset,
 )
 
@@ -36,7 +36,7 @@ def boxes(images: Tensor) -> Tensor:
 
 def some(dataset: Dataset, count: int = 2000) -> Batch:
     generator = torch.Generator().manual_seed(0)
-    return dataset.examples(torch.randint(0, len(dataset), (count,), generator=generator))
+    return dataset.get_batch(torch.randint(0, len(dataset), (count,), generator=generator))
 
 
 @pytest.fixture(scope="module")
@@ -63,11 +63,11 @@ def found_digits(pairs: Any, count: int) -> tuple[Tensor, Tensor]:
     digits = {image.numpy().tobytes(): number for number, image in enumerate(pairs.source.images)}
     places, which = [], []
     for target in batch.targets.flatten(0, 1):
-        windows = target[0].unfold(0, 28, 1).unfold(1, 28, 1)  # [9, 9, 28, 28]
-        here = [(y, x) for y in range(9) for x in range(9) if windows[y, x].numpy().tobytes() in digits]
+        crop_windows = target[0].unfold(0, 28, 1).unfold(1, 28, 1)  # [9, 9, 28, 28]
+        here = [(y, x) for y in range(9) for x in range(9) if crop_windows[y, x].numpy().tobytes() in digits]
         assert here, "a target that is no digit of the source"
         places.append(here[0])
-        which.append(digits[windows[here[0]].numpy().tobytes()])
+        which.append(digits[crop_windows[here[0]].numpy().tobytes()])
         assert int(target.sum()) == int(pairs.source.images[which[-1]].sum())  # nothing was cut off
     assert torch.equal(pairs.source.labels[torch.tensor(which)], batch.labels.flatten())
     return torch.tensor(places).view(count, 2, 2), torch.tensor(which).view(count, 2)
@@ -89,17 +89,17 @@ def test_boxes_overlap_by_eighty_percent() -> None:
 
 def test_any_of_sixty_million_by_its_index(pairs: Any) -> None:
     assert len(pairs) == 4_000_000  # a thousand of each of the embedded digits
-    assert MultiMNIST().length("train") is None
-    last = pairs.examples(torch.tensor([len(pairs) - 1]))
-    assert torch.equal(pairs.examples(torch.tensor([7, len(pairs) - 1])).images[1], last.images[0])
-    assert torch.equal(pairs.examples(torch.tensor([5]), epoch=9).images, pairs.examples(torch.tensor([5])).images)
+    assert MultiMNIST().n_images("train") is None
+    last = pairs.get_batch(torch.tensor([len(pairs) - 1]))
+    assert torch.equal(pairs.get_batch(torch.tensor([7, len(pairs) - 1])).images[1], last.images[0])
+    assert torch.equal(pairs.get_batch(torch.tensor([5]), epoch=9).images, pairs.get_batch(torch.tensor([5])).images)
     other = made("multimnist", seed=1)
-    assert not torch.equal(other.examples(torch.arange(4)).images, pairs.examples(torch.arange(4)).images)
+    assert not torch.equal(other.get_batch(torch.arange(4)).images, pairs.get_batch(torch.arange(4)).images)
     assert len(made("multimnist", "test", pairs=3)) == 3_000
 
 
 def test_partners_are_all_other_digits_alike(pairs: Any) -> None:
-    labels = pairs.examples(torch.arange(1_500_000, 1_500_000 + 9_000)).labels
+    labels = pairs.get_batch(torch.arange(1_500_000, 1_500_000 + 9_000)).labels
     for own in labels[:, 0].unique().tolist():
         partners = torch.bincount(labels[labels[:, 0] == own][:, 1], minlength=10)
         assert partners[own] == 0
@@ -120,15 +120,15 @@ def test_training_and_test_digits_are_disjoint() -> None:
 
 def test_the_official_generator_shifts_by_six_and_keeps_a_bases_place() -> None:
     official, paper = made("multimnist-official"), made("multimnist")
-    batch = official.examples(torch.arange(3000, 4000))
+    batch = official.get_batch(torch.arange(3000, 4000))
     assert all(torch.equal(target, batch.targets[0, 0]) for target in batch.targets[:, 0])
     assert len({target.numpy().tobytes() for target in batch.targets[:, 1]}) > 900
-    moved = paper.examples(torch.arange(3000, 4000))
+    moved = paper.get_batch(torch.arange(3000, 4000))
     assert len({target.numpy().tobytes() for target in moved.targets[:, 0]}) == 81  # every place of [-4, 4]²
     assert (official.shift, made("multimnist-official", "test").shift, paper.shift) == (6, 4, 4)
     assert made("multimnist", preset="official", shift=2).shift == 2
     other = made("multimnist-official", seed=1)
-    firsts = [dataset.examples(torch.arange(0, 20_000, 1000)).targets[:, 0] for dataset in (official, other)]
+    firsts = [dataset.get_batch(torch.arange(0, 20_000, 1000)).targets[:, 0] for dataset in (official, other)]
     assert not torch.equal(*firsts)  # where a base stands is left to chance, too
     cut = some(official, 500)
     boxed = boxes(cut.targets[:, 1])
@@ -138,7 +138,7 @@ def test_the_official_generator_shifts_by_six_and_keeps_a_bases_place() -> None:
 def test_diverse_multimnist_is_one_digit_in_six() -> None:
     dataset = made("diverse-multimnist")
     assert dataset.n_objects is None
-    batch = dataset.examples(torch.arange(4000), epoch=2)
+    batch = dataset.get_batch(torch.arange(4000), epoch=2)
     counts = batch.labels.sum(1)
     assert set(counts.tolist()) == {1.0, 2.0}
     assert 590 < int((counts == 1).sum()) < 745  # 667 expected
@@ -160,8 +160,8 @@ def test_diverse_multimnist_is_one_digit_in_six() -> None:
 def test_diverse_training_images_are_new_in_every_epoch_and_test_images_are_not() -> None:
     index = torch.arange(20)
     train, test = made("diverse-multimnist"), made("diverse-multimnist", "test")
-    assert not torch.equal(train.examples(index, 0).images, train.examples(index, 1).images)
-    assert torch.equal(test.examples(index, 0).images, test.examples(index, 1).images)
+    assert not torch.equal(train.get_batch(index, 0).images, train.get_batch(index, 1).images)
+    assert torch.equal(test.get_batch(index, 0).images, test.get_batch(index, 1).images)
     assert (len(train), len(test)) == (4000, 1000)
     assert DiverseMultiMNIST(single=0.0).single == 0
 
@@ -171,17 +171,17 @@ def test_expanded_mnist_has_all_169_places() -> None:
     source = dataset.source
     places = set()
     for epoch in range(3):
-        images = dataset.examples(torch.arange(4000), epoch).images
+        images = dataset.get_batch(torch.arange(4000), epoch).images
         assert images.shape == (4000, 1, 40, 40)
         assert torch.equal(images.flatten(1).sum(1), source.images.flatten(1).sum(1))  # whole digits
         shift = boxes(images)[:, (0, 2)] - boxes(source.images)[:, (0, 2)]
         places |= {tuple(pair) for pair in shift.tolist()}
     assert places == {(y, x) for y in range(13) for x in range(13)}
     test = made("expanded-mnist", "test")
-    assert torch.equal(test.examples(torch.arange(9), 0).images, test.examples(torch.arange(9), 5).images)
+    assert torch.equal(test.get_batch(torch.arange(9), 0).images, test.get_batch(torch.arange(9), 5).images)
     every = made("expanded-mnist", "test", places="all")
     assert len(every) == 169_000
-    one = every.examples(torch.arange(169)).images
+    one = every.get_batch(torch.arange(169)).images
     assert len({image.numpy().tobytes() for image in one}) == 169
     assert torch.equal(one[0, 0, :28, :28], every.source.images[0, 0])
     assert torch.equal(one[168, 0, 12:, 12:], every.source.images[0, 0])
@@ -207,9 +207,9 @@ def test_affnist_style_digits_keep_their_ink_on_the_canvas() -> None:
 def test_affnist_style_ranges_and_repeatability() -> None:
     dataset = made("affnist-style", "test")
     index = torch.arange(64)
-    first = dataset.examples(index)
-    assert torch.equal(dataset.examples(index, epoch=4).images, first.images)
-    assert torch.equal(dataset.examples(index[10:11]).images[0], first.images[10])
+    first = dataset.get_batch(index)
+    assert torch.equal(dataset.get_batch(index, epoch=4).images, first.images)
+    assert torch.equal(dataset.get_batch(index[10:11]).images[0], first.images[10])
     assert len({image.numpy().tobytes() for image in first.images[:32]}) == 32
     heights = []
     for scale in (0.0, 0.2):
@@ -248,15 +248,15 @@ def test_chance_of_a_data_set_has_nothing_to_do_with_that_of_a_pipeline() -> Non
     """Both have seed 0, epoch and index: a digit placed far to the right must not be shifted right as well."""
     dataset = made("expanded-mnist")
     index = torch.arange(4000)
-    batch = dataset.examples(index, epoch=1)
+    batch = dataset.get_batch(index, epoch=1)
     placed = (boxes(batch.images) - boxes(dataset.source.images))[:, (0, 2)].double()
-    shifted = Pipeline([Shift(2)])(batch, seed=0, epoch=1).images
+    shifted = Pipeline([RandomShift(2)])(batch, seed=0, epoch=1).images
     moved = boxes(shifted)[:, (0, 2)] - boxes(batch.images)[:, (0, 2)]
     assert set(moved.flatten().tolist()) == {-2, -1, 0, 1, 2}
     for axis in (0, 1):
         assert abs(float(torch.corrcoef(torch.stack([placed[:, axis], moved[:, axis].double()]))[0, 1])) < 0.06
     train, test = (
-        made("diverse-multimnist", split).examples(torch.arange(1000)).labels.sum(1) for split in ("train", "test")
+        made("diverse-multimnist", split).get_batch(torch.arange(1000)).labels.sum(1) for split in ("train", "test")
     )
     assert abs(float(torch.corrcoef(torch.stack([train, test]))[0, 1])) < 0.12
 
@@ -265,7 +265,7 @@ def test_generated_images_are_a_promise() -> None:
     """The same numbers on every machine and in every version, or recorded results mean nothing."""
     found = {}
     for name in ("multimnist", "diverse-multimnist", "expanded-mnist", "affnist-style"):
-        batch = made(name).examples(torch.arange(0, 3000, 37), epoch=1)
+        batch = made(name).get_batch(torch.arange(0, 3000, 37), epoch=1)
         found[name] = hashlib.sha256(batch.images.numpy().tobytes()).hexdigest()[:16]
     assert found == {
         "multimnist": "e31eb3d780576548",

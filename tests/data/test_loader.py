@@ -42,7 +42,7 @@ def expected(digits: Dataset) -> dict[int, str]:
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than cores
 @pytest.mark.parametrize("workers", [0, 1, 3])
 def test_any_number_of_workers_gives_the_same_batches(digits: Dataset, expected: dict[int, str], workers: int) -> None:
-    loader = Loader(digits, 64, pipeline=PIPELINE, train=True, seed=5, workers=workers)
+    loader = Loader(digits, 64, pipeline=PIPELINE, train=True, seed=5, num_workers=workers)
     plain = Loader(digits, 64, pipeline=PIPELINE, train=True, seed=5)
     count = 0
     for number, batch in enumerate(loader.epoch(3)):
@@ -60,7 +60,7 @@ def test_any_batch_size_gives_the_same_images(digits: Dataset, expected: dict[in
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_restart_goes_on_where_the_epoch_was_broken_off(digits: Dataset, workers: int) -> None:
     whole = [b.images for b in Loader(digits, 64, pipeline=PIPELINE, train=True, seed=5).epoch(3)]
-    again = Loader(digits, 64, pipeline=PIPELINE, train=True, seed=5, workers=workers)
+    again = Loader(digits, 64, pipeline=PIPELINE, train=True, seed=5, num_workers=workers)
     rest = [b.images for b in again.epoch(3, start=9)]
     assert len(whole) == len(again) == 16
     assert len(rest) == 7
@@ -73,7 +73,7 @@ import json, sys
 from tests.data.test_loader import PIPELINE, fingerprints
 from torchcaps.data import Loader, create_dataset
 rank, world = int(sys.argv[1]), int(sys.argv[2])
-loader = Loader(create_dataset("digits", "test"), 64, pipeline=PIPELINE, train=True, seed=5, rank=rank, world=world)
+loader = Loader(create_dataset("digits", "test"), 64, pipeline=PIPELINE, train=True, seed=5, rank=rank, world_size=world)
 print(json.dumps([fingerprints([batch]) for batch in loader.epoch(3)]))
 """
 
@@ -103,7 +103,7 @@ def test_shares_of_any_number_of_processes(digits: Dataset, world: int, batch_si
     seen: list[int] = []
     lengths = []
     for rank in range(world):
-        loader = Loader(digits, batch_size, train=True, rank=rank, world=world, drop_last=drop_last)
+        loader = Loader(digits, batch_size, train=True, rank=rank, world_size=world, drop_last=drop_last)
         batches = [loader.indices(0, number) for number in range(len(loader))]
         assert all(len(indices) for indices in batches)
         lengths.append(len(loader))
@@ -116,7 +116,7 @@ def test_shares_of_any_number_of_processes(digits: Dataset, world: int, batch_si
 def test_an_empty_share_is_no_batch() -> None:
     """101 images in batches of 100 for two processes: the second has no part in the last."""
     dataset = ImageSet("some", "train", torch.zeros(101, 1, 2, 2, dtype=torch.uint8), torch.zeros(101), ["a", "b"])
-    assert [len(Loader(dataset, 100, rank=rank, world=2)) for rank in range(2)] == [2, 1]
+    assert [len(Loader(dataset, 100, rank=rank, world_size=2)) for rank in range(2)] == [2, 1]
 
 
 def test_epochs_and_seeds_differ_and_tests_are_in_order(digits: Dataset) -> None:
@@ -129,14 +129,14 @@ def test_epochs_and_seeds_differ_and_tests_are_in_order(digits: Dataset) -> None
     assert len(orders) == 3
     loader = Loader(digits, 300, pipeline=PIPELINE)  # the split is "test", so nothing is shuffled or augmented
     assert torch.cat([batch.indices for batch in loader]).tolist() == list(range(1000))
-    assert torch.equal(loader.batch(0, 0).images, digits.examples(torch.arange(300)).images / 255)
+    assert torch.equal(loader.batch(0, 0).images, digits.get_batch(torch.arange(300)).images / 255)
 
 
 def test_on_another_device_workers_hand_over_bytes(
     digits: Dataset, expected: dict[int, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Loader, "_workers_augment", False)
-    loader = Loader(digits, 64, pipeline=PIPELINE, train=True, seed=5, workers=1)
+    loader = Loader(digits, 64, pipeline=PIPELINE, train=True, seed=5, num_workers=1)
     assert fingerprints(loader.epoch(3)) == expected
 
 
@@ -156,7 +156,7 @@ def test_workers_leave_torchs_own_chance_alone(digits: Dataset) -> None:
     drawn = []
     for workers in (0, 1, 2):
         torch.manual_seed(0)
-        next(iter(Loader(digits, 500, workers=workers).epoch(0)))
+        next(iter(Loader(digits, 500, num_workers=workers).epoch(0)))
         drawn.append(float(torch.rand(1)))
     assert len(set(drawn)) == 1
 
@@ -180,7 +180,7 @@ def test_a_pipeline_that_must_know_the_training_set_learns_it_in_its_loader(digi
 def test_a_part_of_a_data_set(digits: Dataset) -> None:
     part = digits.subset(torch.arange(100, 200), split="train")
     assert len(part) == 100
-    assert torch.equal(part.examples(torch.tensor([3])).images, digits.examples(torch.tensor([103])).images)
+    assert torch.equal(part.get_batch(torch.tensor([3])).images, digits.get_batch(torch.tensor([103])).images)
     assert len(fingerprints(Loader(part, 32, pipeline=PIPELINE).epoch(0))) == 100
     assert isinstance(digits, ImageSet)
     threes = digits.subset(digits.labels == 3)
@@ -190,7 +190,7 @@ def test_a_part_of_a_data_set(digits: Dataset) -> None:
     for indices in ([5, 7], range(5, 9, 2), torch.tensor([5, 7], dtype=torch.uint8), torch.tensor([5, 7]).numpy()):
         for whole in (digits, pairs):
             part = whole.subset(indices)
-            assert torch.equal(part.examples(torch.tensor([1])).images, whole.examples(torch.tensor([7])).images)
+            assert torch.equal(part.get_batch(torch.tensor([1])).images, whole.get_batch(torch.tensor([7])).images)
     with pytest.raises(ValueError, match=r"indices must lie in 0\.\.999"):
         digits.subset(torch.tensor([1000]))
     for odd in (torch.rand(3), torch.zeros(2, 2).long(), torch.tensor([True, False])):
@@ -217,14 +217,14 @@ def test_image_sets_of_ones_own_are_checked() -> None:
 
 def test_targets_are_the_images_unless_colours_change(digits: Dataset) -> None:
     for workers in (0, 1):
-        batch = next(iter(Loader(digits, 8, pipeline="sabour2017.mnist", train=True, workers=workers).epoch(0)))
+        batch = next(iter(Loader(digits, 8, pipeline="sabour2017.mnist", train=True, num_workers=workers).epoch(0)))
         assert batch.targets is batch.images
         assert batch.to("cpu").targets is batch.to("cpu").images
 
 
 def test_several_objects_by_workers() -> None:
     dataset = create_dataset("multimnist", "test", source="digits")
-    found = [fingerprints(itertools.islice(Loader(dataset, 32, workers=w, train=True).epoch(0), 3)) for w in (0, 2)]
+    found = [fingerprints(itertools.islice(Loader(dataset, 32, num_workers=w, train=True).epoch(0), 3)) for w in (0, 2)]
     assert found[0] == found[1]
     assert len(found[0]) == 96
 
@@ -232,7 +232,7 @@ def test_several_objects_by_workers() -> None:
 def test_torchs_own_loader_takes_our_data_sets(digits: Dataset) -> None:
     images, labels = next(iter(DataLoader(digits, batch_size=5)))
     assert images.shape == (5, 1, 28, 28)
-    assert labels.tolist() == digits.examples(torch.arange(5)).labels.tolist()
+    assert labels.tolist() == digits.get_batch(torch.arange(5)).labels.tolist()
     pairs = create_dataset("multimnist", "test", source="digits")
     images, labels, targets = next(iter(DataLoader(pairs, batch_size=3)))
     assert (images.shape, labels.shape, targets.shape) == ((3, 1, 36, 36), (3, 2), (3, 2, 1, 36, 36))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from torchcaps.data import ImageSet, create_dataset
-from torchcaps.data.report import check_files, measure, presence
+from torchcaps.data.inspect import check_availability, check_files, compute_statistics
 from torchcaps.data.storage import data_root
 
 MNIST_TRAIN = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
@@ -36,7 +36,7 @@ ENDS = {
 def real(name: str, split: str) -> ImageSet:
     if not os.environ.get("TORCHCAPS_DATA"):
         pytest.skip("TORCHCAPS_DATA names no folder with real files")
-    if split not in presence(name).splits:
+    if split not in check_availability(name).splits:
         pytest.skip(f"the files of {name} are not in {data_root()}")
     dataset = create_dataset(name, split, download=False)
     assert isinstance(dataset, ImageSet)
@@ -48,7 +48,7 @@ def test_numbers(
     name: str, split: str, count: int, histogram: list[int], mean: list[float], deviation: list[float]
 ) -> None:
     dataset = real(name, split)
-    found = measure(dataset)
+    found = compute_statistics(dataset)
     assert len(dataset) == found.looked_at == count
     assert dataset.shape == ((3, 32, 32) if name == "cifar10" else (1, 28, 28))
     assert list(found.histogram) == histogram
@@ -76,6 +76,6 @@ def test_multimnist_of_the_real_digits() -> None:
     real("mnist", "train")
     train, test = (create_dataset("multimnist", split, download=False) for split in ("train", "test"))
     assert (len(train), len(test)) == (60_000_000, 10_000_000)
-    last = train.examples(torch.tensor([59_999_999]))
+    last = train.get_batch(torch.tensor([59_999_999]))
     assert int(last.labels[0, 0]) == 8  # the base is the last digit of the training set
     assert len(create_dataset("affnist-style", "test", download=False)) == 320_000

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from torchcaps.data.registry import REGISTRY as DATA
+from torchcaps.data.registry import DATASETS
 from torchcaps.models.registry import REGISTRY as MODELS
 from torchcaps.routing.base import ROUTINGS
 from torchcaps.training import run
@@ -22,9 +22,9 @@ def no_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 @pytest.fixture(autouse=True)
 def names_of_ones_own() -> Iterator[None]:
     """What tests name by import path is forgotten after them."""
-    registries = (MODELS, DATA)
+    registries = (MODELS,)
     before = [dict(registry) for registry in registries]
-    with ROUTINGS.restored():
+    with ROUTINGS.restored(), DATASETS.restored():
         yield
     for registry, known in zip(registries, before, strict=True):
         registry.clear()

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import torch
 
-from torchcaps.data import Dataset, DataSpec, ImageSet, Request, create_dataset
+from torchcaps.data import Dataset, DataSpec, ImageSet, LoadRequest, create_dataset
 from torchcaps.models import Sabour2017
 
 
@@ -22,7 +22,7 @@ class FewDigits(DataSpec):
     train: int = 70
     test: int = 30
 
-    def load(self, request: Request) -> Dataset:
+    def load(self, request: LoadRequest) -> Dataset:
         whole = create_dataset("digits", request.split)
         assert isinstance(whole, ImageSet)
         count = self.train if request.split == "train" else self.test

@@ -14,7 +14,7 @@ from torch import Tensor
 from torchcaps._core.plotting import COLORS, MARKERS, new_figure, save_figure, style_axes
 from torchcaps._core.registry import check_name
 from torchcaps.analysis.common import Progress, outputs
-from torchcaps.data.geometry import resampled, turned
+from torchcaps.data.geometry import affine_matrix, warp_affine
 from torchcaps.metrics import wilson_interval
 from torchcaps.models import Network
 
@@ -73,9 +73,9 @@ def _mapped(
     if (angle, shear, factor, shift) == (0.0, 0.0, 1.0, (0.0, 0.0)):
         return images
     numbers = [torch.tensor([value], dtype=torch.float64) for value in (angle, shear, factor, factor)]
-    matrix = turned(*numbers).expand(len(images), 2, 2)
+    matrix = affine_matrix(*numbers).expand(len(images), 2, 2)
     moved = torch.tensor([shift], dtype=torch.float64).expand(len(images), 2)
-    return resampled(images.float(), matrix, moved, (images.shape[-2], images.shape[-1])).to(images.dtype)
+    return warp_affine(images.float(), matrix, moved, (images.shape[-2], images.shape[-1])).to(images.dtype)
 
 
 # What an image can undergo, by one number each.

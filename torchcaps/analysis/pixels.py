@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps._core.random import CounterRNG
-from torchcaps.data import Pipeline, Pixels
-from torchcaps.data.transforms import Shape
+from torchcaps.data import Pipeline, ScalePixels
+from torchcaps.data.base import ImageShape
 from torchcaps.models import Network, Output
 
 __all__ = ["PixelNetwork"]
@@ -31,17 +31,17 @@ class PixelNetwork(Network):
             colours, such as crops.
     """
 
-    def __init__(self, model: Network, pipeline: Pipeline, shape: Shape) -> None:
+    def __init__(self, model: Network, pipeline: Pipeline, shape: ImageShape) -> None:
         nn.Module.__init__(self)  # no layers of its own
-        steps = pipeline.steps(False)
-        n_before = next((n for n, step in enumerate(steps) if not step.targets_too), len(steps))
-        scales = [step.scale for step in steps[:n_before] if isinstance(step, Pixels)]
+        steps = pipeline.transforms(False)
+        n_before = next((n for n, step in enumerate(steps) if not step.applies_to_targets), len(steps))
+        scales = [step.scale for step in steps[:n_before] if isinstance(step, ScalePixels)]
         if len(scales) != 1:
             raise ValueError("pixels with known bounds need a pipeline that makes numbers of bytes before all else")
-        before = [Pixels() if isinstance(step, Pixels) else step for step in steps[:n_before]]
+        before = [ScalePixels() if isinstance(step, ScalePixels) else step for step in steps[:n_before]]
         self.pipeline = Pipeline(before, before)
         self.model, self.steps, self.factor = model, steps[n_before:], 255 / scales[0]
-        self.spec = dataclasses.replace(model.spec, image=self.pipeline.shape(shape, train=False))
+        self.spec = dataclasses.replace(model.spec, image=self.pipeline.output_shape(shape, train=False))
         self.name, self.recipe, self.n_objects = model.name, model.recipe, model.n_objects
 
     def forward(self, images: Tensor, labels: Tensor | None = None, trace: bool = False) -> Output:

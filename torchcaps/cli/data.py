@@ -16,15 +16,21 @@ from torchcaps.data import (
     DataError,
     DataSpec,
     Folder,
-    Request,
+    LoadRequest,
     create_dataset,
     create_pipeline,
     list_datasets,
     list_pipelines,
 )
-from torchcaps.data.inspect import draw_grid
-from torchcaps.data.registry import find_spec, is_folder
-from torchcaps.data.report import check_files, measure, presence, whole_problem
+from torchcaps.data.inspect import (
+    FileStatus,
+    check_availability,
+    check_files,
+    compute_statistics,
+    draw_grid,
+    try_load,
+)
+from torchcaps.data.registry import find_spec, is_image_folder
 from torchcaps.data.storage import data_root
 
 __all__ = ["data_command"]
@@ -32,239 +38,257 @@ __all__ = ["data_command"]
 HELP = """\
 usage: torchcaps data COMMAND ...
 
-  list            the data sets, and which of them are here
-  get NAME        fetch one
-  check NAME      hold its files against their checksums, and look at its images
-  sample NAME     draw a page of it
+  list            list the data sets and whether their files exist locally
+  get NAME        download a data set
+  check NAME      verify checksums and number of images, and print statistics
+  sample NAME     draw a page of sample images
 
-'torchcaps data COMMAND --help' says more, 'torchcaps data sample NAME --help' what can be changed in a data set. Files
-lie in --data-dir, else in the folder that TORCHCAPS_DATA names, else in your cache folder. For example:
+Options of a command: 'torchcaps data COMMAND --help'. Options of a data set: 'torchcaps data sample NAME --help'.
+Files are stored in --data-dir; by default in the directory named by the environment variable TORCHCAPS_DATA, or else in
+the user's cache directory. Examples:
 
   torchcaps data get mnist
   torchcaps data sample multimnist --source digits --out grid.png
   torchcaps data sample folder --data-dir ./my_images --out grid.png
 """
+DATA_DIR_HELP = "Data directory (default: TORCHCAPS_DATA, or else the user's cache directory)."
+SPLIT_HELP = "Split of the data set (default: all splits that are usually needed)."
+MAX_CLASSES_SHOWN = 20
+STATUS_TEXT = {
+    FileStatus.OK: "ok",
+    FileStatus.MISMATCH: "MISMATCH",
+    FileStatus.MISSING: "MISSING",
+    FileStatus.UNVERIFIED: "none published",
+    FileStatus.ARCHIVED: "not extracted yet",
+}
 
 
-def data_command(words: list[str]) -> None:
-    """Run one of the commands about data."""
+def data_command(arguments: list[str]) -> None:
+    """Run a subcommand of ``torchcaps data``."""
     commands: dict[str, Callable[[list[str]], None]] = {
         "list": _list,
         "get": _get,
         "check": _check,
         "sample": _sample,
     }
-    if not words or words[0] in ("-h", "--help", "help"):
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(HELP, end="")
         return
     with warnings.catch_warnings(action="always", category=UserWarning):
         warnings.showwarning = lambda message, *_: print(f"torchcaps: {message}", file=sys.stderr)
-        commands[check_name(words[0], commands, "the command of 'torchcaps data'")](words[1:])
+        commands[check_name(arguments[0], commands, "command of 'torchcaps data'")](arguments[1:])
 
 
-def _parser(prog: str, description: str, words: list[str]) -> tuple[Parser, list[str], DataSpec | None]:
-    """Start the parser of a command about one data set, whose options are flags; a path stands for a folder."""
-    parser = Parser(prog=f"torchcaps data {prog}", description=description)
-    parser.add_argument(
-        "name", help="as 'torchcaps data list' has it" + ("" if prog == "get" else ", or a folder of images")
-    )
-    parser.add_argument("--data-dir", default=None, help="the data folder (default: TORCHCAPS_DATA, else your cache)")
-    free = [n for n, (before, w) in enumerate(zip(["", *words], words, strict=False)) if _free(before, w)]
-    if not free:
-        return parser, words, None
-    place, name = free[0], words[free[0]]
-    if is_folder(name):
-        if any(word.partition("=")[0] == "--data-dir" for word in words):
-            parser.error(f"give the folder of images once, as the name or as --data-dir, got {name!r} and --data-dir")
-        words = [*words[:place], "folder", "--data-dir", name, *words[place + 1 :]]
+def _create_parser(command: str, description: str, arguments: list[str]) -> tuple[Parser, list[str], DataSpec | None]:
+    """Create the parser of a command about one data set, whose options become flags.
+
+    Returns:
+        The parser; the arguments, in which the path of a directory of images is replaced by
+        ``folder --data-dir PATH``; and the data set, or ``None`` if the arguments name none.
+    """
+    parser = Parser(prog=f"torchcaps data {command}", description=description)
+    alternative = "" if command == "get" else ", or the path of a directory with one subdirectory of images per class"
+    parser.add_argument("name", help=f"Name of the data set (see 'torchcaps data list'){alternative}.")
+    parser.add_argument("--data-dir", default=None, help=DATA_DIR_HELP)
+    pairs = zip(["", *arguments], arguments, strict=False)
+    positions = [n for n, (previous, argument) in enumerate(pairs) if _is_positional(previous, argument)]
+    if not positions:
+        return parser, arguments, None
+    position, name = positions[0], arguments[positions[0]]
+    if is_image_folder(name):
+        if any(argument.partition("=")[0] == "--data-dir" for argument in arguments):
+            parser.error(f"the directory of images must be given once, got {name!r} and --data-dir")
+        arguments = [*arguments[:position], "folder", "--data-dir", name, *arguments[position + 1 :]]
         name = "folder"
     spec = find_spec(name)
     if dataclasses.fields(spec):
         add_fields(parser, spec)
-    return parser, words, spec
+    return parser, arguments, spec
 
 
-def _free(before: str, word: str) -> bool:
-    """Return whether a word is no flag, and no flag's value."""
-    return not word.startswith("-") and (not before.startswith("--") or "=" in before or before in ("--json",))
+def _is_positional(previous: str, argument: str) -> bool:
+    """Return whether an argument is neither a flag nor the value of the flag before it."""
+    is_value = previous.startswith("--") and "=" not in previous and previous != "--json"
+    return not argument.startswith("-") and not is_value
 
 
-def _options(parser: Parser, words: list[str], spec: DataSpec | None) -> tuple[Any, dict[str, Any]]:
-    """Return all flags, and those of them that are options of the data set."""
-    flags = parser.parse_args(words)
+def _parse(parser: Parser, arguments: list[str], spec: DataSpec | None) -> tuple[Any, dict[str, Any]]:
+    """Parse the arguments; return all flags, and those that are options of the data set."""
+    flags = parser.parse_args(arguments)
     assert spec is not None, "the parser requires a name"
     return flags, {field.name: flags[field.name] for field in dataclasses.fields(spec)}
 
 
-def _chosen(parser: Parser, flags: Any, options: dict[str, Any]) -> DataSpec:
-    """Return the data set with its options, after its split was seen to be one."""
+def _find_checked_spec(parser: Parser, flags: Any, options: dict[str, Any]) -> DataSpec:
+    """Return the data set with its options; exit with an error if it does not have the split."""
     spec = find_spec(flags.name, **options)
     if flags.split is not None and flags.split not in spec.splits:
         parser.error(f"--split must be {join_quoted(spec.splits)}, got {flags.split!r}")
     return spec
 
 
-# list ------------------------------------------------------------------------------------------------------
+# list -------------------------------------------------------------------------------------------------------
 
 
-def _list(words: list[str]) -> None:
+def _list(arguments: list[str]) -> None:
     parser = Parser(
         prog="torchcaps data list",
-        description="The data sets, and which of them are here. Example: torchcaps data list --json",
+        description="List the data sets and whether their files exist locally. Example: torchcaps data list --json",
     )
-    parser.add_argument("--data-dir", default=None, help="the data folder (default: TORCHCAPS_DATA, else your cache)")
-    parser.add_argument("--json", action="store_true", help="for machines")
-    flags = parser.parse_args(words)
-    rows = [_listed(name, flags.data_dir) for name in list_datasets()]
+    parser.add_argument("--data-dir", default=None, help=DATA_DIR_HELP)
+    parser.add_argument("--json", action="store_true", help="Print JSON.")
+    flags = parser.parse_args(arguments)
+    rows = [_summarize(name, flags.data_dir) for name in list_datasets()]
     if flags.json:
         print(json.dumps(rows, indent=2))
         return
-    table = start_table("data set", "image", "classes", "here", "what it is", right=("classes",))
+    table = start_table("data set", "image", "classes", "available", "description", right=("classes",))
     for row in rows:
-        table.add_row(row["name"], row["image"], str(row["classes"] or ""), row["here"], row["what"])
+        table.add_row(row["name"], row["image"], str(row["classes"] or ""), row["available"], row["description"])
     print_table(table)
-    print(f"Data folder: {data_root(flags.data_dir)}")
+    print(f"Data directory: {data_root(flags.data_dir)}")
 
 
-def _listed(name: str, root: str | None) -> dict[str, Any]:
-    spec, found = find_spec(name), presence(name, root)
-    image = "x".join(map(str, spec.image)) if spec.image else ""
-    if name == "folder":
-        here = "yours"
-    elif not found.missing:
-        here = "yes" if found.home is not None else "embedded"
+def _summarize(name: str, root: str | None) -> dict[str, Any]:
+    """Return one row of ``torchcaps data list``."""
+    spec, availability = find_spec(name), check_availability(name, root)
+    if isinstance(spec, Folder):
+        available = "your images"
+    elif not availability.missing:
+        available = "yes" if availability.directory is not None else "embedded"
     else:
-        size = f", {found.bytes / 1e6:,.0f} MB to get" if found.bytes else ", to get"
-        here = (f"{join_quoted(found.splits, 'and')} only" if found.splits else "no").replace("'", "") + size
-    usual = type(spec)()
-    changed = [f.name for f in dataclasses.fields(spec) if getattr(spec, f.name) != getattr(usual, f.name)]
-    what = spec.title + "".join(f", {field} {getattr(spec, field)}" for field in changed)
-    return {"name": name, "image": image, "classes": spec.n_classes, "here": here, "what": what}
+        size = f" ({availability.download_bytes / 1e6:,.0f} MB to download)" if availability.download_bytes else ""
+        available = (f"{' and '.join(availability.splits)} only" if availability.splits else "no") + size
+    default = type(spec)()
+    changed = [f.name for f in dataclasses.fields(spec) if getattr(spec, f.name) != getattr(default, f.name)]
+    return {
+        "name": name,
+        "image": "x".join(map(str, spec.image_shape)) if spec.image_shape else "",
+        "classes": spec.n_classes,
+        "available": available,
+        "description": spec.title + "".join(f", {field} {getattr(spec, field)}" for field in changed),
+    }
 
 
-# get -------------------------------------------------------------------------------------------------------
+# get --------------------------------------------------------------------------------------------------------
 
 
-def _get(words: list[str]) -> None:
+def _get(arguments: list[str]) -> None:
     description = (
-        "Fetch the files of a data set. Each is held against its published checksum (those of affNIST, which has none, "
-        "against the archive's own) and lands whole or not at all; what is there already is not fetched again. "
+        "Download the files of a data set. Each file is verified by its published checksum (affNIST, which has none, "
+        "by the CRCs of its archives) and written atomically. Existing files are not downloaded again. "
         "Example: torchcaps data get mnist --data-dir ./data"
     )
-    parser, words, spec = _parser("get", description, words)
-    parser.add_argument("--split", default=None, help="this part only (default: all that are usually wanted)")
-    flags, options = _options(parser, words, spec)
-    spec = _chosen(parser, flags, options)
-    if flags.name == "folder":
-        parser.error("these are your own images: there is nothing to get")
+    parser, arguments, spec = _create_parser("get", description, arguments)
+    parser.add_argument("--split", default=None, help=SPLIT_HELP)
+    flags, options = _parse(parser, arguments, spec)
+    spec = _find_checked_spec(parser, flags, options)
+    if isinstance(spec, Folder):
+        parser.error("'folder' reads your own images: there is nothing to download")
     source = spec.made_from or flags.name
-    wanted = find_spec(source) if spec.made_from else spec
-    if not wanted.folders:
-        print(f"{flags.name}: comes with the package, there is nothing to get.")
+    source_spec = find_spec(source) if spec.made_from else spec
+    if not source_spec.subdirectories:
+        print(f"{flags.name}: embedded, there is nothing to download.")
         return
-    place = wanted.place(Request(source, root=flags.data_dir))
-    splits = [flags.split] if flags.split else wanted.fetched
-    paths = [place.path(part) for split in splits for part in wanted.chosen(split, place)]
+    directory = source_spec.data_directory(LoadRequest(source, root=flags.data_dir))
+    splits = [flags.split] if flags.split else source_spec.default_splits
+    paths = [directory.fetch(file) for split in splits for file in source_spec.select_files(split, directory)]
     print(f"{flags.name}: all files are in {' and '.join(sorted({str(path.parent) for path in paths}))}.")
 
 
-# check -----------------------------------------------------------------------------------------------------
+# check ------------------------------------------------------------------------------------------------------
 
 
-def _check(words: list[str]) -> None:
+def _check(arguments: list[str]) -> None:
     description = (
-        "Hold the files of a data set against their published checksums, read it, and count its images. Nothing is "
-        "fetched; an archive that lies there is unpacked. Fails where anything is missing or wrong. "
+        "Verify the files of a data set by their published checksums, load it, count its images and print statistics. "
+        "Nothing is downloaded; existing archives are extracted. The exit code is not 0 if files are missing or wrong. "
         "Example: torchcaps data check mnist"
     )
-    parser, words, spec = _parser("check", description, words)
-    parser.add_argument("--split", default=None, help="this part only (default: all that are usually wanted)")
-    parser.add_argument("--json", action="store_true", help="for machines")
-    flags, options = _options(parser, words, spec)
-    spec = _chosen(parser, flags, options)
-    splits = [flags.split] if flags.split else list(spec.fetched)
+    parser, arguments, spec = _create_parser("check", description, arguments)
+    parser.add_argument("--split", default=None, help=SPLIT_HELP)
+    parser.add_argument("--json", action="store_true", help="Print JSON.")
+    flags, options = _parse(parser, arguments, spec)
+    spec = _find_checked_spec(parser, flags, options)
+    splits = [flags.split] if flags.split else list(spec.default_splits)
     root = Path(flags.data_dir or "").expanduser()
     if isinstance(spec, Folder) and flags.split is None and flags.data_dir and root.is_dir():
-        splits = list(spec.splits_of(root))
-    found, problems = {}, []
+        splits = list(spec.find_splits(root))
+    reports, problems = {}, []
     for split in splits:
-        found[split], wrong = _checked(flags.name, split, flags.data_dir, options)
-        problems += wrong
+        reports[split], problems_of_split = _check_split(flags.name, split, flags.data_dir, options)
+        problems += problems_of_split
     if flags.json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(reports, indent=2))
     else:
-        for split, content in found.items():
-            _show_check(split, content)
+        for split, report in reports.items():
+            _print_report(split, report)
     problems = list(dict.fromkeys(problems))
     if problems:
-        more = f" (and {len(problems) - 1} more such problem{'s' if len(problems) > 2 else ''})" if problems[1:] else ""
-        raise DataError(f"{problems[0]}{more}")
+        others = f" ({len(problems)} problems in total)" if len(problems) > 1 else ""
+        raise DataError(f"{problems[0]}{others}")
 
 
-def _checked(name: str, split: str, root: str | None, options: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Check one part; return what was found, and what was wrong."""
-    files = [] if name == "folder" else list(check_files(name, split, root, **options))
-    wrong_files = [file.path for file in files if file.state == "wrong"]
-    problems = [f"{name}: {path} has another checksum than the published one" for path in wrong_files]
-    dataset, wrong = whole_problem(name, split, root, **options)
-    problems += [wrong] if wrong else []
-    content: dict[str, Any] = {
-        "files": [{"name": f.name, "path": str(f.path) if f.path else None, "state": f.state} for f in files]
+def _check_split(name: str, split: str, root: str | None, options: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Check one split; return a report and a list of problems."""
+    files = list(check_files(name, split, root, **options))
+    mismatches = [file.path for file in files if file.status is FileStatus.MISMATCH]
+    problems = [f"{name}: {path} does not have the published checksum" for path in mismatches]
+    dataset, problem = try_load(name, split, root, **options)
+    problems += [problem] if problem else []
+    report: dict[str, Any] = {
+        "files": [{"name": f.name, "path": str(f.path) if f.path else None, "status": f.status.value} for f in files]
     }
     if dataset is not None:
-        content["images"] = dataclasses.asdict(measure(dataset))
-        content["classes"] = list(dataset.classes)
-    return content, problems
+        report["statistics"] = dataclasses.asdict(compute_statistics(dataset))
+        report["classes"] = list(dataset.classes)
+    return report, problems
 
 
-def _show_check(split: str, content: dict[str, Any]) -> None:
+def _print_report(split: str, report: dict[str, Any]) -> None:
+    """Print the report of a split: a table of files, and statistics of the images."""
     print(f"{split}:")
-    if content["files"]:
-        words = {
-            "right": "right",
-            "wrong": "WRONG",
-            "missing": "MISSING",
-            "unknown": "there, no checksum published",
-            "packed": "in its archive",
-        }
-        table = start_table("file", "checksum", "where")
-        for file in content["files"]:
-            table.add_row(file["name"], words[file["state"]], file["path"] or "")
+    if report["files"]:
+        table = start_table("file", "checksum", "path")
+        for file in report["files"]:
+            table.add_row(file["name"], STATUS_TEXT[FileStatus(file["status"])], file["path"] or "")
         print_table(table)
-    if "images" in content:
-        numbers = content["images"]
-        looked = "" if numbers["looked_at"] == numbers["length"] else f" (of {numbers['looked_at']:,} at random)"
-        mean, deviation = (", ".join(f"{x:.4f}" for x in numbers[key]) for key in ("mean", "deviation"))
-        print(f"{numbers['length']:,} images, mean {mean}, deviation {deviation}{looked}")
-        counts = [f"{name} {n:,}" for name, n in zip(content["classes"], numbers["histogram"], strict=True)]
-        print(f"{'; '.join(counts[:20])}{f'; and {len(counts) - 20} classes more' if len(counts) > 20 else ''}\n")
+    if "statistics" in report:
+        statistics = report["statistics"]
+        n_images, n_sampled = statistics["n_images"], statistics["n_sampled"]
+        sample = "" if n_sampled == n_images else f" (random sample of {n_sampled:,})"
+        mean, std = (", ".join(f"{x:.4f}" for x in statistics[key]) for key in ("mean", "std"))
+        print(f"{n_images:,} images, mean {mean}, standard deviation {std}{sample}")
+        counts = [f"{name} {n:,}" for name, n in zip(report["classes"], statistics["class_counts"], strict=True)]
+        more = f"; ... ({len(counts)} classes)" if len(counts) > MAX_CLASSES_SHOWN else ""
+        print(f"images per class: {'; '.join(counts[:MAX_CLASSES_SHOWN])}{more}\n")
 
 
-# sample ----------------------------------------------------------------------------------------------------
+# sample -----------------------------------------------------------------------------------------------------
 
 
-def _sample(words: list[str]) -> None:
+def _sample(arguments: list[str]) -> None:
     description = (
-        "Draw a page of a data set: a row of images for each class; overlapping digits each in a colour of its own; "
-        "with --augmentation each image beside what the network would see of it. "
+        "Draw a page of sample images: one row per class; overlapping digits in different colors; with --augmentation, "
+        "each image next to its augmented versions. "
         "Example: torchcaps data sample digits --augmentation sabour2017.mnist --out grid.png"
     )
-    parser, words, spec = _parser("sample", description, words)
-    parser.add_argument("--out", default="grid.png", help="where the picture goes: .png, .svg or .pdf")
-    parser.add_argument("--split", default="train", help="which part of the data set")
-    known = ", ".join(list_pipelines())
-    parser.add_argument("--augmentation", default=None, help=f"how images are prepared, one of {known}")
-    parser.add_argument("--page", type=int, default=0, help="another number, other images")
-    flags, options = _options(parser, words, spec)
+    parser, arguments, spec = _create_parser("sample", description, arguments)
+    parser.add_argument("--out", default="grid.png", help="Figure file: .png, .svg or .pdf.")
+    parser.add_argument("--split", default="train", help="Split of the data set.")
+    pipelines = ", ".join(list_pipelines())
+    parser.add_argument("--augmentation", default=None, help=f"Augmentation pipeline, one of {pipelines}.")
+    parser.add_argument("--page", type=int, default=0, help="Page number; each page has other images.")
+    flags, options = _parse(parser, arguments, spec)
     if flags.page < 0:
-        parser.error(f"--page must be 0 or more, got {flags.page}")
+        parser.error(f"--page must be at least 0, got {flags.page}")
     pipeline = None if flags.augmentation is None else create_pipeline(flags.augmentation)
     dataset = create_dataset(flags.name, flags.split, flags.data_dir, **options)
     train = flags.split == "train"
     if pipeline is not None:
-        pipeline.shape(dataset.shape, train)  # says where a step doesn't fit
+        pipeline.output_shape(dataset.shape, train)  # raises if a transform can't be applied
         if not pipeline.fitted:
-            whole = dataset if train else create_dataset(flags.name, "train", flags.data_dir, **options)
-            pipeline = pipeline.fit(whole)
+            training_set = dataset if train else create_dataset(flags.name, "train", flags.data_dir, **options)
+            pipeline = pipeline.fit(training_set)
     draw_grid(dataset, Path(flags.out), pipeline, flags.augmentation or "", flags.page, train)
-    print(f"{flags.out}: {dataset!r}"[:-1].replace("<", ""))
+    print(f"{flags.out}: {dataset!r}".replace("<", "").rstrip(">"))

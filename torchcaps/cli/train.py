@@ -12,7 +12,7 @@ from torchcaps.cli.parser import Parser, add_fields, described, kind_of
 from torchcaps.cli.runs import run_safely
 from torchcaps.cli.words import Flags, flag_words, free_words
 from torchcaps.data import list_pipelines
-from torchcaps.data.registry import find_spec, is_folder
+from torchcaps.data.registry import find_spec, is_image_folder
 from torchcaps.models.recipe import LossConfig, OptimizerConfig, Recipe
 from torchcaps.models.registry import REGISTRY as MODELS
 from torchcaps.models.registry import Entry
@@ -104,7 +104,7 @@ def _plain(word: str) -> str:
 def _parser(words: list[str]) -> tuple[Parser, Flags, Entry, str | None]:
     """Make the parser for the model that the words name; return also the folder of images that they name."""
     free = free_words(words, _switches())
-    folder = next((word for word in free if is_folder(word)), None)
+    folder = next((word for word in free if is_image_folder(word)), None)
     names = [word for word in free if word != folder]
     if len(names) > 1:
         raise ValueError(f"one model at a time, got {names[0]!r} and {names[1]!r}")
@@ -178,7 +178,7 @@ def _add_flags(parser: Parser, entry: Entry, words: list[str]) -> dict[str, str]
                 _flag(name), type=kind_of(usual, name), default=getattr(usual, name), help=described(RunSpec, name)
             )
     for flag, name in (("--data", _data(words) or recipe.data), ("--test-data", recipe.test_data)):
-        data = None if not name else find_spec("folder") if is_folder(name) else find_spec(find_data(name))
+        data = None if not name else find_spec("folder") if is_image_folder(name) else find_spec(find_data(name))
         for field in dataclasses.fields(data) if data is not None else ():
             text = described(type(data), field.name)
             group.add_argument(f"{flag}-options.{field.name}", type=kind_of(data, field.name) | None, help=text)
@@ -213,7 +213,7 @@ def _spec(entry: Entry, folder: str | None, chosen: Any, given: set[str], option
     for name in ("data", "test_data"):
         value = options[name]
         if value is not None:
-            changes[name] = str(Path(value).expanduser().resolve()) if is_folder(value) else value
+            changes[name] = str(Path(value).expanduser().resolve()) if is_image_folder(value) else value
     if folder is not None:
         if "data" in changes:
             raise ValueError(f"give the images once, got the folder {folder} and --data {changes['data']}")

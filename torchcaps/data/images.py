@@ -7,7 +7,7 @@ import os
 import statistics
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -168,7 +168,7 @@ def _to_eight_bits(image: Any) -> Any:
     return image.point(lambda value: value * (1 / 257) + 0.5).convert("L")
 
 
-def _report_unreadable(failures: dict[Path, Exception], n_files: int, skip: bool) -> None:
+def _report_unreadable(failures: Mapping[Path, Exception], n_files: int, skip: bool) -> None:
     """Warn about unreadable files if they are skipped; otherwise, or if no file is readable, raise a DataError."""
     if not failures:
         return

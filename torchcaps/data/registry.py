@@ -5,13 +5,13 @@ import os
 import warnings
 from typing import Any
 
-from torchcaps._core.registry import Registry
+from torchcaps._core.registry import Registry, import_object, is_import_path
 from torchcaps._core.validation import check_field_names, join_quoted
 from torchcaps.data.base import Dataset, DataSpec, LoadRequest
 
-__all__ = ["REGISTRY", "create_dataset", "find_spec", "is_image_folder", "list_datasets", "register"]
+__all__ = ["DATASETS", "create_dataset", "find_spec", "is_image_folder", "list_datasets", "register"]
 
-REGISTRY = Registry[DataSpec]("data set", "torchcaps.data.datasets")
+DATASETS = Registry[DataSpec]("data set", "torchcaps.data.datasets")
 
 
 def register(name: str, spec: DataSpec) -> None:
@@ -21,7 +21,7 @@ def register(name: str, spec: DataSpec) -> None:
     """
     if not isinstance(spec, DataSpec):
         raise TypeError(f"spec must be a DataSpec instance such as MultiMNIST(...), got {type(spec).__name__}")
-    REGISTRY.register(name, spec)
+    DATASETS.register(name, spec)
 
 
 def list_datasets() -> list[str]:
@@ -30,24 +30,44 @@ def list_datasets() -> list[str]:
     >>> "digits" in list_datasets()
     True
     """
-    return REGISTRY.list()
+    return DATASETS.list()
 
 
 def find_spec(name: str, **options: Any) -> DataSpec:
-    """Return the specification that is registered under a name, with some of its options replaced."""
+    """Return the specification of a data set, with some of its options replaced.
+
+    Args:
+        name: a registered name, or the import path of a `DataSpec` of your own, ``my_module.MyData``.
+        options: values for its fields.
+    """
     is_path = isinstance(name, os.PathLike) or (
         isinstance(name, str) and (os.sep in name or name.startswith((".", "~")))
     )
-    if is_path and name not in REGISTRY:
+    if is_path and name not in DATASETS:
         raise ValueError(f"{name} is neither an existing directory nor the name of a data set")
-    spec = REGISTRY.get(name)
+    if is_import_path(name) and name not in DATASETS:
+        register(name, _import_spec(name))
+    spec = DATASETS.get(name)
     check_field_names(type(spec), options, name)
     return dataclasses.replace(spec, **options)
 
 
+def _import_spec(path: str) -> DataSpec:
+    """Return the DataSpec at an import path: an instance, or a class whose fields all have defaults."""
+    found = import_object(path)
+    if isinstance(found, DataSpec):
+        return found
+    if not (isinstance(found, type) and issubclass(found, DataSpec)):
+        raise ValueError(f"{path} must be a subclass or an instance of torchcaps.data.DataSpec, got {found!r}")
+    try:
+        return found()
+    except TypeError as error:
+        raise ValueError(f"{path} must have a default for each of its fields: {error}") from error
+
+
 def is_image_folder(name: object) -> bool:
     """Return whether the argument for a data set is the path of a directory instead of a registered name."""
-    return isinstance(name, str | os.PathLike) and name not in REGISTRY and os.path.isdir(os.path.expanduser(name))
+    return isinstance(name, str | os.PathLike) and name not in DATASETS and os.path.isdir(os.path.expanduser(name))
 
 
 def create_dataset(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchcaps.data import Batch, Dataset, Loader, create_dataset
 from torchcaps.data.registry import find_spec
-from torchcaps.reproduce.scales import MADE, Scale
+from torchcaps.reproduce.scales import Scale
 from torchcaps.training import Trained
 from torchcaps.training.setup import some_of
 
@@ -40,7 +40,7 @@ class Context:
     def dataset(self, name: str, split: str = "test", n: int | None = None, **options: Any) -> Dataset:
         """Return a data set or so many of its images; at the scale ``smoke`` the embedded digits stand for it."""
         if self.scale == "smoke":
-            made = name in MADE or name == "affnist"
+            made = name == "affnist" or bool(find_spec(name).made_from)
             name = "affnist-style" if name == "affnist" else name if made else "digits"
             options |= {"source": "digits"} if made else {}
         elif self.scale == "cpu" and name == "affnist":

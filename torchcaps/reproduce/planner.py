@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from torchcaps.data.report import presence
+from torchcaps.data.inspect import check_availability
 from torchcaps.models import Network
 from torchcaps.profiling.memory import estimate_memory
 from torchcaps.reproduce.scales import Scale, run_spec
@@ -130,7 +130,7 @@ def missing_data(source: Source, store: Store, data_dir: str | None) -> tuple[st
 
 @functools.lru_cache(maxsize=64)
 def _absent(name: str, data_dir: str | None) -> bool:
-    return bool(presence(name, data_dir).missing)
+    return bool(check_availability(name, data_dir).missing)
 
 
 def make_plan(

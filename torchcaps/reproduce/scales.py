@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any, Literal
 
+from torchcaps.data.registry import find_spec
 from torchcaps.models import (
     Chen2019,
     Chen2019Dynamic,
@@ -56,7 +57,6 @@ NARROW: dict[type, dict[str, Any]] = {
     TsaiDiverseCNN: {"width": 16, "features": 32},
     ChenCNN: {"width": 8, "channels": 16, "features": 32},
 }
-MADE = ("multimnist", "multimnist-official", "diverse-multimnist", "expanded-mnist", "affnist-style")
 
 
 def run_spec(run: Run, scale: Scale, seed: int = 0, **own: Any) -> RunSpec:
@@ -83,7 +83,7 @@ def _smoke(spec: RunSpec) -> RunSpec:
     fields = {**spec.model_options, **NARROW.get(kind, {})}
     if kind is Tsai2020 and "dim" in {f.name for f in dataclasses.fields(kind)}:
         fields["dim"] = 16
-    made = recipe.data in MADE
+    made = bool(find_spec(recipe.data).made_from)
     grey = made or recipe.data in ("mnist", "fashion-mnist")
     test = "affnist-style" if recipe.test_data.startswith("affnist") else recipe.test_data
     changes: dict[str, Any] = {
@@ -98,7 +98,7 @@ def _smoke(spec: RunSpec) -> RunSpec:
         spec,
         model_options=fields,
         data_options={**spec.data_options, "source": "digits"} if made else {},
-        test_options={"source": "digits"} if test in MADE else {},
+        test_options={"source": "digits"} if test and find_spec(test).made_from else {},
         max_train_images=64,
         max_test_images=32,
         eval_interval_steps=2,

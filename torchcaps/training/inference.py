@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from torchcaps.data import Dataset, Loader, MeanImage, Pipeline, create_pipeline
+from torchcaps.data import Dataset, Loader, Pipeline, SubtractMeanImage, create_pipeline
 from torchcaps.models import Network
 from torchcaps.training.checkpoint import Checkpoint, check_same_run, read_checkpoint
 from torchcaps.training.config import RunSpec
@@ -46,7 +46,7 @@ class Trained:
 
     def loader(self, dataset: Dataset) -> Loader:
         """Return batches of a data set, prepared as this network wants them; refuse one that does not fit it."""
-        shape = self.pipeline.shape(dataset.shape, train=False)
+        shape = self.pipeline.output_shape(dataset.shape, train=False)
         if shape != self.model.spec.image:
             sizes = ["x".join(map(str, s)) for s in (self.model.spec.image, shape)]
             raise ValueError(f"{self.path} is for images of {sizes[0]}, and {dataset.name} has images of {sizes[1]}")
@@ -64,7 +64,7 @@ class Trained:
             )
             raise ValueError(f"{self.path} is for objects {counts}")
         return Loader(
-            dataset, self.spec.recipe.batch_size, pipeline=self.pipeline, train=False, workers=self.spec.num_workers
+            dataset, self.spec.recipe.batch_size, pipeline=self.pipeline, train=False, num_workers=self.spec.num_workers
         )
 
 
@@ -112,8 +112,8 @@ def _pipeline(spec: RunSpec, checkpoint: Checkpoint) -> Pipeline:
     mean = next(means, None)
     lists = [
         [
-            dataclasses.replace(step, mean=mean) if isinstance(step, MeanImage) else step
-            for step in pipeline.steps(train)
+            dataclasses.replace(step, mean=mean) if isinstance(step, SubtractMeanImage) else step
+            for step in pipeline.transforms(train)
         ]
         for train in (True, False)
     ]

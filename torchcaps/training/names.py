@@ -3,9 +3,7 @@
 from typing import Any
 
 from torchcaps._core.registry import check_name, import_object
-from torchcaps.data.registry import REGISTRY as DATA
-from torchcaps.data.registry import register as register_data
-from torchcaps.data.spec import DataSpec
+from torchcaps.data.registry import find_spec
 from torchcaps.models.registry import REGISTRY as MODELS
 from torchcaps.models.registry import Entry
 from torchcaps.models.registry import register as register_model
@@ -23,9 +21,8 @@ def find_model(name: str) -> Entry:
 
 def find_data(name: str) -> str:
     """Return the name of a data set, after a user's own was given one by its import path."""
-    if name not in DATA and _is_path(name):
-        register_data(name, _made(name, DataSpec, "data set", "class MyData(torchcaps.data.DataSpec)"))
-    return check_name(name, DATA, "data set")
+    find_spec(name)
+    return name
 
 
 def _is_path(name: str) -> bool:

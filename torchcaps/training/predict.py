@@ -11,9 +11,8 @@ from torch import Tensor
 
 from torchcaps._core.optional import import_optional
 from torchcaps.data import Batch, DataError
-from torchcaps.data.images import Form, read_picture
-from torchcaps.data.ink import centred_ink
-from torchcaps.data.registry import is_folder
+from torchcaps.data.images import ImageFormat, center_ink, read_image
+from torchcaps.data.registry import is_image_folder
 from torchcaps.training.inference import Trained
 
 __all__ = ["Prediction", "predict"]
@@ -71,25 +70,25 @@ def predict(
         raise ValueError(f"{run.path} is for images with {channels} channels, and a picture has 1 or 3")
     size = (height, width)
     ground = "white"
-    whole = _read(path, Form(size, channels, "stretch"))
+    whole = _read(path, ImageFormat(size, channels, "stretch"))
     if int(whole.max()) == int(whole.min()):
         ground = "black"  # what is white on nothing shows on black only
-        whole = _read(path, Form(size, channels, "stretch"), ground=ground)
+        whole = _read(path, ImageFormat(size, channels, "stretch"), background=ground)
     if int(whole.max()) == int(whole.min()):
         raise DataError(f"{path} is one colour all over: there is nothing to see in it")
     inverted = polarity == "inverted" or (polarity == "auto" and channels == 1 and _on_paper(whole, run))
     fill = "white" if inverted else "black"
     ink = fit is None and _knows_ink(run) and _size(path) != size
     if ink:
-        pixels = _read(path, Form((LARGE * height, LARGE * width), channels, "pad"), fill, ground)
+        pixels = _read(path, ImageFormat((LARGE * height, LARGE * width), channels, "pad"), fill, ground)
     else:
-        used = fit or run.spec.data_options.get("fit") or ("crop" if is_folder(run.spec.recipe.data) else "pad")
-        pixels = _read(path, Form(size, channels, used), fill, ground)
+        used = fit or run.spec.data_options.get("fit") or ("crop" if is_image_folder(run.spec.recipe.data) else "pad")
+        pixels = _read(path, ImageFormat(size, channels, used), fill, ground)
     if inverted:
         pixels = 255 - pixels
     if ink:
         try:
-            pixels = centred_ink(pixels, size)
+            pixels = center_ink(pixels, size)
         except DataError as error:
             raise DataError(f"{path}: {error}") from error
     batch = Batch(pixels[None], torch.zeros(1, dtype=torch.int64), pixels[None], torch.zeros(1, dtype=torch.int64))
@@ -105,13 +104,13 @@ def predict(
     return Prediction(path, classes, tuple(scores.tolist()), pixels / 255, made, "; ".join(notes))
 
 
-def _read(path: Path, form: Form, fill: str = "black", ground: str = "white") -> Tensor:
+def _read(path: Path, image_format: ImageFormat, fill: str = "black", background: str = "white") -> Tensor:
     if path.stat().st_size == 0:
         raise DataError(f"{path} can't be read as an image: it is empty")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            return read_picture(path, form, fill, ground)
+            return read_image(path, image_format, fill, background)
     except Exception as error:  # Pillow raises anything over a broken file
         reason = " ".join(str(error).split()).replace(f" {str(path)!r}", "") or type(error).__name__
         raise DataError(f"{path} can't be read as an image: {reason}") from error
@@ -135,7 +134,7 @@ def _raw_size(run: Trained) -> tuple[int, int, int]:
         channels, height, width = wanted[0], wanted[1] + side, wanted[2] + side
         if min(height, width) > 0:
             try:
-                if run.pipeline.shape((channels, height, width), train=False) == wanted:
+                if run.pipeline.output_shape((channels, height, width), train=False) == wanted:
                     return channels, height, width
             except ValueError:
                 continue

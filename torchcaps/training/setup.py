@@ -10,7 +10,7 @@ import torch
 
 from torchcaps._core.random import permute_indices
 from torchcaps.data import DataError, Dataset, Folder, Loader, Pipeline, create_dataset, create_pipeline
-from torchcaps.data.registry import find_spec, is_folder
+from torchcaps.data.registry import find_spec, is_image_folder
 from torchcaps.models import Network, create_model
 from torchcaps.training.config import RunSpec
 from torchcaps.training.names import find_data, find_model
@@ -48,7 +48,7 @@ class Images:
     @property
     def shape(self) -> tuple[int, int, int]:
         """What the network sees."""
-        return self.pipeline.shape(self.train.shape)
+        return self.pipeline.output_shape(self.train.shape)
 
 
 def open_images(spec: RunSpec) -> Images:
@@ -65,7 +65,7 @@ def open_images(spec: RunSpec) -> Images:
         held_out = _open(recipe.data, "val", spec.data_dir, spec.data_options)
     pipeline = create_pipeline(recipe.augmentation)
     try:
-        pipeline.shape(train.shape)
+        pipeline.output_shape(train.shape)
     except ValueError as error:
         raise ValueError(
             f"the augmentation {recipe.augmentation!r} does not fit {recipe.data}: {error}; give another by "
@@ -100,7 +100,7 @@ def _open(name: str, split: str, data_dir: str | None, options: dict[str, Any]) 
         raise ValueError("which data set? This model's recipe names none: give --data")
     if name == "folder" and data_dir is None:
         raise ValueError("which images? Give their folder: torchcaps train ./my_images (a sub-folder for each class)")
-    folder = is_folder(name)
+    folder = is_image_folder(name)
     dataset = create_dataset(name if folder else find_data(name), split, None if folder else data_dir, **options)
     if not len(dataset):
         raise DataError(f"{dataset.name}, split {split!r}, is empty: there are no images to work with")
@@ -109,10 +109,10 @@ def _open(name: str, split: str, data_dir: str | None, options: dict[str, Any]) 
 
 def _own_splits(name: str, spec: RunSpec) -> tuple[str, ...]:
     """Return the parts that a data set has."""
-    root = name if is_folder(name) else spec.data_dir if name == "folder" else None
+    root = name if is_image_folder(name) else spec.data_dir if name == "folder" else None
     if root is not None:
         with warnings.catch_warnings(action="ignore"):
-            return Folder(**spec.data_options).splits_of(Path(root).expanduser())
+            return Folder(**spec.data_options).find_splits(Path(root).expanduser())
     return tuple(split for split in find_spec(find_data(name)).splits if split != "val")
 
 
@@ -188,8 +188,8 @@ def make_loader(dataset: Dataset, spec: RunSpec, pipeline: Pipeline, train: bool
         pipeline=pipeline,
         train=train,
         seed=spec.seed,
-        workers=spec.num_workers,
+        num_workers=spec.num_workers,
         device=device,
         rank=rank,
-        world=world,
+        world_size=world,
     )

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import torch
 
 from torchcaps._core.random import step_seed
-from torchcaps.data import Batch, Loader, MeanImage
+from torchcaps.data import Batch, Loader, SubtractMeanImage
 from torchcaps.models import Network
 from torchcaps.routing import Quadratic, RoutingDivergence
 from torchcaps.training.checkpoint import Checkpoint, CheckpointWriter, check_same_run, load_optimizer_state
@@ -74,7 +74,7 @@ class Trainer:
         self.tally = Tally(network)
         self.metrics: MetricsLog | None = None  # on rank 0, while training
         self.stop_signal = StopSignal()  # active while entered, see training/run.py
-        means = [step.mean for step in images.pipeline.steps(False) if isinstance(step, MeanImage)]
+        means = [step.mean for step in images.pipeline.transforms(False) if isinstance(step, SubtractMeanImage)]
         self.checkpoints = CheckpointWriter(
             directory.last,
             directory.previous,

@@ -147,7 +147,7 @@ def universal(job: Job) -> Found:
 def gan(job: Job) -> Found:
     """Train a GAN on a run's images, and test networks on what it makes."""
     dataset = job.training_set(job.one, job.options.train_images)
-    learnt = dataset.examples(torch.arange(len(dataset)))
+    learnt = dataset.get_batch(torch.arange(len(dataset)))
     networks = {name: job.network(run) for name, run in job.runs.items()}
     first = next(iter(networks.values()))
     classes, options = job.one.classes, job.options

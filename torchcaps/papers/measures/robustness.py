@@ -11,7 +11,7 @@ from torchcaps._core.serialize import result_from_dict, result_to_dict
 from torchcaps.analysis.attacks import AttackResult, attack, draw_attack
 from torchcaps.analysis.gan import GAN, draw_generated, train_acgan
 from torchcaps.analysis.universal import Universal, draw_universal_sizes, train_universal
-from torchcaps.data import ImageSet, Pixels
+from torchcaps.data import ImageSet, ScalePixels
 from torchcaps.reproduce.context import Context
 from torchcaps.reproduce.kept import Kept
 from torchcaps.reproduce.schema import Measure
@@ -35,7 +35,7 @@ GAN_FILE = "gan.pt"
 
 def _top(net: Trained) -> float:
     """Return what a white pixel is to a network: 1, or 255/256 where bytes are divided by 256 (Chen 2019)."""
-    (pixels,) = (step for step in net.pipeline.steps(False) if isinstance(step, Pixels))
+    (pixels,) = (step for step in net.pipeline.transforms(False) if isinstance(step, ScalePixels))
     return 255 / pixels.scale
 
 
@@ -145,7 +145,7 @@ def gan_images(
     It is kept every minute and after each epoch, and goes on from there where it was killed.
     """
     dataset = context.dataset("mnist", "train", images)
-    batch = dataset.examples(torch.arange(len(dataset)))
+    batch = dataset.get_batch(torch.arange(len(dataset)))
     options = {"images": images, "per_class": per_class, "width": width, "seed": context.seed}
     kept = Kept(context.folder / GAN_FILE, options)
     left = kept.read()
