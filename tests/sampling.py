@@ -1,7 +1,7 @@
 """Seeded samples of large products of test cases.
 
-`pytest` runs a sample; `pytest --all-cases`, or the environment variable TORCHCAPS_ALL_CASES=1, runs all cases. Samples depend
-only on the cases, their order and the seed, so that every process collects the same tests.
+`pytest` runs a sample; `pytest --all-cases`, or the environment variable TORCHCAPS_ALL_CASES=1, runs all cases. Samples
+depend only on the cases, their order and the seed, so that every process collects the same tests.
 """
 
 import os
@@ -45,11 +45,13 @@ def covering_sample(
     order = random.Random(seed).sample(range(len(cases)), len(cases))
     uncovered = set().union(*values)
     chosen: list[int] = []
-    while uncovered:  # greedy set cover; `max` returns the first of equals in random order
-        best = max(order, key=lambda index: len(values[index] & uncovered))
-        chosen.append(best)
-        uncovered -= values[best]
-    chosen += [index for index in order if index not in chosen][: max(0, n - len(chosen))]
+    for gain in range(len(keys), 0, -1):  # greedy set cover: first the cases that cover the most new values
+        for index in order:
+            if len(values[index] & uncovered) >= gain:
+                chosen.append(index)
+                uncovered -= values[index]
+    taken = set(chosen)
+    chosen += [index for index in order if index not in taken][: max(0, n - len(chosen))]
     return [cases[index] for index in sorted(chosen)]
 
 

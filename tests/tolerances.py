@@ -1,29 +1,37 @@
-"""The one table of tolerances: nothing in the tests may be looser than what stands here."""
+"""Tolerances of all tests, and the measures of difference that they apply to."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
-REFERENCE = 1e-9  # against the papers' loops, float64, largest difference
-DIRECTION = 1e-7  # a gradient along a direction against differences of the papers' loops, relative
-STREAMED = {torch.float64: 1e-10, torch.float32: 1e-5}  # relative RMS
-SAME = {torch.float64: 1e-10, torch.float32: 1e-5}  # the same mathematics in another order, relative RMS
-HALF = 0.1  # a whole model under autocast to bfloat16 or float16 against float32, relative RMS of its scores
-EXACT = 1e-12  # hand-computed values in float64
+REFERENCE = 1e-9  # layer against the reference loops in float64: largest absolute difference
+DIRECTION = 1e-7  # directional derivative against finite differences of the reference loops: relative
+STREAMED = {torch.float64: 1e-10, torch.float32: 1e-5}  # streamed against stored votes: relative RMS
+SAME = {torch.float64: 1e-10, torch.float32: 1e-5}  # the same mathematics in another order: relative RMS
+HALF = 0.1  # scores of a model under autocast to bfloat16 or float16 against float32: relative RMS
+EXACT = 1e-12  # values computed by hand, in float64
 
 
-def relative_rms(found: Tensor, expected: Tensor) -> float:
-    """The root of the mean squared difference over that of the expected values; a plain one where those are 0."""
-    found, expected = found.detach().double(), expected.detach().double()
-    assert found.shape == expected.shape, f"shape {list(found.shape)} instead of {list(expected.shape)}"
-    assert bool(torch.isfinite(found).all()), "values that are not finite"
-    apart = (found - expected).pow(2).mean().sqrt()
+def relative_rms(actual: Tensor, expected: Tensor) -> float:
+    """Return the RMS difference divided by the RMS of the expected values; not divided if these are all 0."""
+    actual, expected = actual.detach().double(), expected.detach().double()
+    assert actual.shape == expected.shape, f"shape {list(actual.shape)}, expected {list(expected.shape)}"
+    assert_finite(actual)
+    difference = (actual - expected).pow(2).mean().sqrt()
     size = expected.pow(2).mean().sqrt()
-    return float(apart / size) if size > 0 else float(apart)
+    return float(difference / size) if size > 0 else float(difference)
 
 
-def largest_difference(found: Tensor, expected: Any) -> float:
+def largest_difference(actual: Tensor, expected: Any) -> float:
+    """Return the largest absolute difference."""
     expected = torch.as_tensor(expected, dtype=torch.float64)
-    assert found.shape == expected.shape, f"shape {list(found.shape)} instead of {list(expected.shape)}"
-    return float((found.detach().double() - expected).abs().max())
+    assert actual.shape == expected.shape, f"shape {list(actual.shape)}, expected {list(expected.shape)}"
+    return float((actual.detach().double() - expected).abs().max())
+
+
+def assert_finite(tensor: Tensor | None, name: str = "values") -> None:
+    """Fail if there is no tensor or it contains NaN or infinities; report how many."""
+    assert tensor is not None, f"{name}: None"
+    finite = torch.isfinite(tensor.detach())
+    assert bool(finite.all()), f"{name}: {int((~finite).sum())} of {tensor.numel()} values are NaN or infinite"

@@ -25,7 +25,7 @@ from torchcaps.routing.base import ROUTINGS
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # the papers' loops live with the tests, outside the package
 
-from tests.contract.against_loops import layer_difference  # noqa: E402
+from tests.contract.reference import layer_difference  # noqa: E402
 
 TYPES, DIM, CLASSES = 4, 4, 10
 

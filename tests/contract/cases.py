@@ -1,7 +1,7 @@
-"""What the contract is held against: every routing, with every variant of its fields, in every kind of layer.
+"""Cases of the contract suite: every routing, with every variant of its fields, in every kind of layer.
 
-All of it is made from the registry and from the fields' own annotations, so a routing that is dropped into the
-package is tested without a word here.
+They are derived from the registry and the annotations of the fields, so a routing file added to the package is tested
+without an edit here. By default tests run a seeded sample of the cases; see `tests.sampling`.
 """
 
 import dataclasses
@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import torchcaps
+from tests.sampling import covering_sample
 from torchcaps.capsules import Capsules
 from torchcaps.nn import ConvCapsules, DenseCapsules
 from torchcaps.nn.layers import CapsuleLayer
@@ -28,12 +29,12 @@ GEOMETRIES = {
     "conv_s2": {"grid": (6, 5), "kernel_size": 3, "stride": 2, "padding": "same"},  # padding (0, 1) and (1, 1)
     "conv_whole": {"grid": (3, 2), "kernel_size": (3, 2), "stride": 1, "padding": 0},
 }
-# For what takes a compiler seconds: few places, a small window, but padding and stride.
+# For tests that compile: few positions and a small window, but padding and stride.
 SMALL = {"dense": None, "conv_small": {"grid": (3, 2), "kernel_size": (2, 1), "stride": (2, 1), "padding": (1, 0)}}
 POSES = ("vector", "matrix")
 
-# Where the mathematics does not allow a routing, and nowhere else, a layer may refuse it.
-REFUSALS = {
+# The only combinations that a layer may reject, because they are not defined mathematically.
+UNSUPPORTED = {
     ("em[coordinates=True]", "dense", "vector"),
     ("em[coordinates=True]", "dense", "matrix"),
     ("em[coordinates=True]", "conv_s1", "vector"),
@@ -47,20 +48,20 @@ REFUSALS = {
 
 
 def variants(cls: type[Routing]) -> Iterator[tuple[str, Routing]]:
-    """The default, and every field changed by itself: each truth value, each choice, 1 and 3 iterations."""
+    """Yield the default, and each field changed on its own: each bool, each choice, 1 and 3 iterations."""
     default = cls()
     yield cls.name(), default
     for field in dataclasses.fields(cls):
-        kind, now = typing.get_type_hints(cls)[field.name], getattr(default, field.name)
-        others: tuple[Any, ...] = ()
-        if kind is bool:
-            others = (not now,)
-        elif typing.get_origin(kind) is Literal:
-            others = typing.get_args(kind)
+        annotation, default_value = typing.get_type_hints(cls)[field.name], getattr(default, field.name)
+        values: tuple[Any, ...] = ()
+        if annotation is bool:
+            values = (not default_value,)
+        elif typing.get_origin(annotation) is Literal:
+            values = typing.get_args(annotation)
         elif field.name == "iterations":
-            others = (1, 3)
-        for value in others:
-            if value != now:
+            values = (1, 3)
+        for value in values:
+            if value != default_value:
                 yield (
                     f"{cls.name()}[{field.name}={value}]",
                     dataclasses.replace(default, **{field.name: value}),
@@ -68,14 +69,14 @@ def variants(cls: type[Routing]) -> Iterator[tuple[str, Routing]]:
 
 
 def pairs(cls: type[Routing]) -> Iterator[tuple[str, Routing]]:
-    """Every two fields changed at once."""
+    """Yield all combinations of two changed fields."""
     single = [(name, routing) for name, routing in variants(cls) if "[" in name]
-    for (name, one), (other_name, other) in itertools.combinations(single, 2):
-        changed = {f.name: getattr(other, f.name) for f in dataclasses.fields(cls)}
+    for (name, first), (second_name, second) in itertools.combinations(single, 2):
+        changed = {f.name: getattr(second, f.name) for f in dataclasses.fields(cls)}
         changed = {key: value for key, value in changed.items() if value != getattr(cls(), key)}
-        if all(getattr(one, key) == getattr(cls(), key) for key in changed):
-            label = f"{name[:-1]},{other_name.split('[')[1]}"
-            yield label, dataclasses.replace(one, **changed)
+        if all(getattr(first, key) == getattr(cls(), key) for key in changed):
+            label = f"{name[:-1]},{second_name.split('[')[1]}"
+            yield label, dataclasses.replace(first, **changed)
 
 
 ROUTINGS = dict(pair for name in torchcaps.list_routings() for pair in variants(REGISTERED.get(name)))
@@ -97,32 +98,33 @@ class Case:
         return f"{self.name}-{self.geometry}-{self.pose}"
 
     @property
-    def refused(self) -> bool:
-        kind, _, changes = self.name.partition("[")
-        names = [f"{kind}[{change}]" for change in changes.removesuffix("]").split(",")] if changes else [kind]
-        return any((name, self.geometry, self.pose) in REFUSALS for name in names)
+    def unsupported(self) -> bool:
+        """Whether the layer must reject this combination."""
+        routing, _, changes = self.name.partition("[")
+        names = [f"{routing}[{change}]" for change in changes.removesuffix("]").split(",")] if changes else [routing]
+        return any((name, self.geometry, self.pose) in UNSUPPORTED for name in names)
 
     @property
     def types(self) -> int:
-        """A residual wants as many children as parents; elsewhere they differ, so that mixing them up shows."""
+        """Number of children: not that of the parents, to detect mix-ups, unless a residual needs it equal."""
         return PARENTS if self.routing.residual else (6 if self.geometry == "dense" else TYPES)
 
     @property
     def child_dim(self) -> int:
-        """Square matrices and residuals keep the pose's size; elsewhere children have another than parents."""
+        """Pose size of the children: not that of the parents, unless matrices or a residual need it equal."""
         return DIM if self.pose == "matrix" or self.routing.residual else DIM - 1
 
     def options(self) -> dict[str, Any]:
+        """Return the arguments of `ConvCapsules` besides the sizes."""
         options = dict((GEOMETRIES | SMALL)[self.geometry] or {})
         if self.routing.residual and self.geometry == "conv_s1":
             options["padding"] = "same"
         return options
 
     def layer(self, streamed: bool = False, dtype: torch.dtype = torch.float64, seed: int = 0) -> CapsuleLayer:
-        """The layer in evaluation mode, with weights large enough that routing has something to decide."""
-        generator_state = torch.get_rng_state()
-        torch.manual_seed(seed)
-        try:
+        """Return the layer in eval mode, with weights large enough that couplings differ clearly from uniform."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
             sizes = (self.types, self.child_dim, PARENTS, DIM)
             common: dict[str, Any] = {"routing": self.routing, "pose": self.pose, "streamed": streamed}
             layer = (
@@ -138,8 +140,6 @@ class Case:
                     *([] if layer.bias is None else [layer.bias]),
                 ]:
                     tensor.add_(0.3 * torch.randn(tensor.shape, dtype=dtype))
-        finally:
-            torch.set_rng_state(generator_state)
         return layer.eval()
 
     def children(self, dtype: torch.dtype = torch.float64, batch: int = BATCH, seed: int = 1) -> Capsules:
@@ -151,7 +151,7 @@ class Case:
         return Capsules(pose.to(dtype), activation.to(dtype))
 
 
-def _all(routings: dict[str, Routing], geometries: Iterable[str] = GEOMETRIES) -> list[Case]:
+def make_cases(routings: dict[str, Routing], geometries: Iterable[str] = GEOMETRIES) -> list[Case]:
     return [
         Case(name, routing, geometry, pose)  # type: ignore[arg-type]
         for name, routing in routings.items()
@@ -160,33 +160,49 @@ def _all(routings: dict[str, Routing], geometries: Iterable[str] = GEOMETRIES) -
     ]
 
 
-EVERY_CASE = _all(ROUTINGS)
-CASES = [case for case in EVERY_CASE if not case.refused]
-DEFAULT_CASES = [case for case in _all(DEFAULTS) if not case.refused]
-PAIR_CASES = [case for case in _all(PAIRS) if not case.refused]
-SMALL_CASES = _all(DEFAULTS, SMALL)
+ALL_CASES = make_cases(ROUTINGS)
+CASES = [case for case in ALL_CASES if not case.unsupported]
+DEFAULT_CASES = [case for case in make_cases(DEFAULTS) if not case.unsupported]
+PAIR_CASES = [case for case in make_cases(PAIRS) if not case.unsupported]
+SMALL_CASES = make_cases(DEFAULTS, SMALL)
 
 
-def over(cases: list[Case]) -> pytest.MarkDecorator:
-    """Run a test for each case."""
-    return pytest.mark.parametrize("case", cases, ids=[case.id for case in cases])
+def over(cases: list[Case], n: int | None = None, **factors: dict[str, Any]) -> pytest.MarkDecorator:
+    """Parametrize a test by ``case`` and further arguments.
+
+    Args:
+        cases: the cases.
+        n: size of the sample of the product. The sample contains each routing variant with each combination of factors,
+            and each algorithm with each geometry and pose, even if these are more than ``n``. Default: the product.
+        factors: for each further argument of the test its values, by name.
+    """
+    product = list(itertools.product(cases, *(values.items() for values in factors.values())))
+    if n is not None:
+        keys = [
+            lambda row: (row[0].name, *(name for name, _ in row[1:])),
+            lambda row: (row[0].name.partition("[")[0], row[0].geometry, row[0].pose),
+        ]
+        product = covering_sample(product, n, keys)
+    rows = [(case, *(value for _, value in options)) for case, *options in product]
+    ids = ["-".join([case.id, *(name for name, _ in options)]) for case, *options in product]
+    return pytest.mark.parametrize(("case", *factors), rows, ids=ids)
 
 
 def differentiable(layer: CapsuleLayer, children: Capsules) -> dict[str, torch.Tensor]:
-    """Everything that a gradient can flow to, by name: the children and all parameters."""
+    """Return the tensors to differentiate by: the children and all parameters, by name."""
     named = {f"children.{name}": tensor for name, tensor in children._asdict().items() if tensor is not None}
     return named | dict(layer.named_parameters())
 
 
 def gradients(layer: CapsuleLayer, children: Capsules, seed: int = 5) -> dict[str, torch.Tensor]:
-    """The gradients of a fixed random functional of pose and activation; zeros where there is none."""
+    """Return the gradients of a fixed random functional of pose and activation; zeros for unused tensors."""
     leaves = Capsules(*(None if x is None else x.clone().requires_grad_() for x in children))  # type: ignore[misc]
     parents = layer(leaves)
     generator = torch.Generator().manual_seed(seed)
     total = torch.zeros((), dtype=parents.pose.dtype)
     for tensor in parents:
         if tensor is not None:
-            # The same functional for every dtype.
+            # the same functional for every dtype
             direction = torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor.dtype)
             total = total + (tensor * direction).sum()
     named = differentiable(layer, leaves)

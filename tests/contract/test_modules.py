@@ -1,4 +1,4 @@
-"""Every public module stands here with an example, or a test fails; the same is asked of all of them."""
+"""Properties of every public module: state, copies, pickles, gradients, batch independence, compilation."""
 
 import copy
 import pickle
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import torchcaps
-from tests.tolerances import SAME, relative_rms
+from tests.tolerances import SAME, assert_finite, relative_rms
 from torchcaps.capsules import Capsules
 from torchcaps.losses import ClassLoss, MarginLoss, MultiLabelLoss, ReconstructionLoss, SpreadLoss
 from torchcaps.nn import (
@@ -36,7 +36,7 @@ def classes(n: int) -> Tensor:
     return torch.arange(n) % 3
 
 
-# For a batch of n images: the module, and what it is called with, images first.
+# For a batch of n images: a module and its inputs, the differentiable one first.
 EXAMPLES: dict[type[nn.Module], Callable[[int], Example]] = {
     Squash: lambda n: (Squash(), (tensor(n, 3, 4),)),
     ExpSquash: lambda n: (ExpSquash(), (tensor(n, 3, 4),)),
@@ -57,17 +57,18 @@ EXAMPLES: dict[type[nn.Module], Callable[[int], Example]] = {
 }
 ABSTRACT = {CapsuleLayer}
 
-EVERY = pytest.mark.parametrize("kind", EXAMPLES, ids=lambda kind: kind.__name__)
+EACH_MODULE = pytest.mark.parametrize("cls", EXAMPLES, ids=lambda cls: cls.__name__)
 
 
-def example(kind: type[nn.Module], n: int) -> Example:
+def make_example(cls: type[nn.Module], n: int) -> Example:
     torch.manual_seed(0)
-    module, inputs = EXAMPLES[kind](n)
+    module, inputs = EXAMPLES[cls](n)
     return module.double().eval(), inputs
 
 
-def parts(result: Any) -> list[Tensor]:
-    return [part for part in (result if isinstance(result, Capsules) else [result]) if part is not None]
+def tensors(result: Any) -> list[Tensor]:
+    """Return the tensors of a result, which may be capsules with or without activation."""
+    return [tensor for tensor in (result if isinstance(result, Capsules) else [result]) if tensor is not None]
 
 
 def test_every_public_module_has_an_example() -> None:
@@ -77,63 +78,58 @@ def test_every_public_module_has_an_example() -> None:
         for value in (getattr(package, name) for name in package.__all__)
         if isinstance(value, type) and issubclass(value, nn.Module)
     }
-    assert public - ABSTRACT == set(EXAMPLES), "give every public module an example in tests/contract/test_modules.py"
+    assert public - ABSTRACT == set(EXAMPLES), "EXAMPLES must have an entry for every public module"
 
 
-@EVERY
-def test_state_copy_and_pickle(kind: type[nn.Module]) -> None:
-    module, inputs = example(kind, 4)
-    expected = parts(module(*inputs))
+@EACH_MODULE
+def test_state_dict_copy_and_pickle_preserve_results(cls: type[nn.Module]) -> None:
+    module, inputs = make_example(cls, 4)
+    expected = tensors(module(*inputs))
     other = copy.deepcopy(module)
     for parameter in other.parameters():
         parameter.data.add_(1)
     other.load_state_dict(module.state_dict())
     for twin in (copy.deepcopy(module), pickle.loads(pickle.dumps(module)), other):
-        for found, value in zip(parts(twin(*inputs)), expected, strict=True):
-            assert torch.equal(found, value)
+        torch.testing.assert_close(tensors(twin(*inputs)), expected, rtol=0, atol=0)
 
 
-@EVERY
-def test_every_parameter_and_input_receives_a_finite_gradient(kind: type[nn.Module]) -> None:
-    module, inputs = example(kind, 4)
+@EACH_MODULE
+def test_every_parameter_and_input_receives_a_finite_gradient(cls: type[nn.Module]) -> None:
+    module, inputs = make_example(cls, 4)
     first = inputs[0].requires_grad_()
-    result = parts(module(*inputs))
-    sum((part * torch.rand_like(part)).sum() for part in result).backward()  # type: ignore[union-attr]
+    result = tensors(module(*inputs))
+    sum((tensor * torch.rand_like(tensor)).sum() for tensor in result).backward()  # type: ignore[union-attr]
     for name, receiver in {"input": first, **dict(module.named_parameters())}.items():
-        assert receiver.grad is not None, name
-        assert bool(torch.isfinite(receiver.grad).all()), name
+        assert_finite(receiver.grad, name)
         assert float(receiver.grad.abs().max()) > 0, name
 
 
-@EVERY
-def test_zeros_are_finite_and_a_batch_of_one_works(kind: type[nn.Module]) -> None:
-    module, inputs = example(kind, 1)
+@EACH_MODULE
+def test_zero_input_of_batch_size_one_is_finite(cls: type[nn.Module]) -> None:
+    module, inputs = make_example(cls, 1)
     zero = torch.zeros_like(inputs[0]).requires_grad_()
-    result = parts(module(zero, *inputs[1:]))
-    sum(part.sum() for part in result).backward()  # type: ignore[union-attr]
-    assert all(bool(torch.isfinite(part).all()) for part in result)
-    assert zero.grad is not None
-    assert bool(torch.isfinite(zero.grad).all())
+    result = tensors(module(zero, *inputs[1:]))
+    sum(tensor.sum() for tensor in result).backward()  # type: ignore[union-attr]
+    for tensor in result:
+        assert_finite(tensor)
+    assert_finite(zero.grad, "gradient")
 
 
-@EVERY
-def test_images_do_not_see_each_other(kind: type[nn.Module]) -> None:
-    """Losses are means over the batch; everything else keeps images apart."""
-    module, inputs = example(kind, 4)
-    together = parts(module(*inputs))
-    alone = [parts(module(*(x[i : i + 1] for x in inputs))) for i in range(4)]
-    for number, whole in enumerate(together):
-        found = [one[number] for one in alone]
-        if whole.dim() == 0:
-            assert relative_rms(torch.stack(found).mean(), whole) < SAME[torch.float64]
-        else:
-            assert relative_rms(torch.cat(found), whole) < SAME[torch.float64]
+@EACH_MODULE
+def test_images_of_a_batch_are_independent(cls: type[nn.Module]) -> None:
+    """Losses are means over the batch; other modules compute each image separately."""
+    module, inputs = make_example(cls, 4)
+    batch = tensors(module(*inputs))
+    singles = [tensors(module(*(x[i : i + 1] for x in inputs))) for i in range(4)]
+    for expected, *images in zip(batch, *singles, strict=True):
+        actual = torch.stack(images).mean() if expected.dim() == 0 else torch.cat(images)
+        assert relative_rms(actual, expected) < SAME[torch.float64]
 
 
-@pytest.mark.parametrize("kind", [Decoder, PrimaryCapsules, MarginLoss, SpreadLoss], ids=lambda kind: kind.__name__)
-def test_one_graph_under_compile(kind: type[nn.Module]) -> None:
-    module, inputs = example(kind, 4)
+@pytest.mark.parametrize("cls", [Decoder, PrimaryCapsules, MarginLoss, SpreadLoss], ids=lambda cls: cls.__name__)
+def test_compiles_to_one_graph(cls: type[nn.Module]) -> None:
+    module, inputs = make_example(cls, 4)
     torch.compiler.reset()
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
-    for found, expected in zip(parts(compiled(*inputs)), parts(module(*inputs)), strict=True):
-        assert relative_rms(found, expected) < SAME[torch.float64]
+    for actual, expected in zip(tensors(compiled(*inputs)), tensors(module(*inputs)), strict=True):
+        assert relative_rms(actual, expected) < SAME[torch.float64]

@@ -1,4 +1,4 @@
-"""Sums and norms of lists."""
+"""Arithmetic of nested lists."""
 
 import math
 
@@ -34,7 +34,7 @@ def log_sigmoid(x):
 
 
 def weighted_sum(site, coupling):
-    """[j][d]: the sum over slots of coupling[i][j] times vote."""
+    """Return s[j][d], the sum over the slots i of coupling[i][j] * votes[i][j][d]."""
     n_parents, size = len(site.votes[0]), len(site.votes[0][0])
     return [
         [sum(coupling[i][j] * site.votes[i][j][d] for i in range(len(site.votes))) for d in range(size)]

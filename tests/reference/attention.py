@@ -1,4 +1,4 @@
-"""Choi 2019, eq. 5 to 9, with the attention kernel that the parameter counts prove."""
+"""Choi 2019, eq. 5 to 9, with the attention kernel that matches the published parameter counts."""
 
 import math
 
@@ -7,7 +7,7 @@ from .sites import Parents
 
 
 def route(sites, p, residual, dropout):
-    """``dropout`` is not looked at: layers are compared in evaluation mode."""
+    """Route; ``dropout`` is ignored, since layers are compared in eval mode."""
     result = []
     for site in sites:
         channels, n_parents, size = len(site.votes), len(site.votes[0]), len(site.votes[0][0])

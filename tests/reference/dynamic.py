@@ -4,27 +4,29 @@ from .arithmetic import dot, softmax, squash, weighted_sum
 from .sites import Parents
 
 
-def route(sites, p, iterations, gradient, leak, prior, bias, frozen=None):
-    """``frozen``: agreements to take as constants, one [i][j] a site (``gradient="last"``)."""
+def route(sites, p, iterations, gradient, leak, prior, bias, constant_agreements=None):
+    """Route; ``constant_agreements``, one [i][j] per site, replace the computed agreements (``gradient="last"``)."""
+    if constant_agreements is None:
+        constant_agreements = agreements(sites, p, iterations, leak, prior, bias)
     return [
-        _route(site, p, iterations, leak, prior, bias, None if frozen is None else frozen[number])
-        for number, site in enumerate(sites)
+        _route(site, p, leak, prior, bias, agreement)
+        for site, agreement in zip(sites, constant_agreements, strict=True)
     ]
 
 
 def agreements(sites, p, iterations, leak, prior, bias):
-    """What the logits of the last iteration have grown by, one [i][j] a site."""
-    return [_agreement(site, p, iterations, leak, prior, bias) for site in sites]
+    """Return the agreements accumulated before the last iteration, one [i][j] per site."""
+    return [_accumulate_agreement(site, p, iterations, leak, prior, bias) for site in sites]
 
 
-def _start(site, p, prior):
+def _initial_logits(site, p, prior):
     n_parents = len(site.votes[0])
     if prior:
         return [list(p["prior"][i]) for i in range(len(site.votes))]
     return [[0.0] * n_parents for _ in site.votes]
 
 
-def _couple(logits, leak):
+def _couplings(logits, leak):
     if leak:
         return [softmax([0.0, *row])[1:] for row in logits]
     return [softmax(row) for row in logits]
@@ -37,21 +39,20 @@ def _parents(site, coupling, p, bias):
     return [squash(s) for s in total]
 
 
-def _agreement(site, p, iterations, leak, prior, bias):
-    start = _start(site, p, prior)
-    grown = [[0.0] * len(row) for row in start]
+def _accumulate_agreement(site, p, iterations, leak, prior, bias):
+    start = _initial_logits(site, p, prior)
+    agreement = [[0.0] * len(row) for row in start]
     for _ in range(iterations - 1):
-        logits = [[b + g for b, g in zip(x, y, strict=True)] for x, y in zip(start, grown, strict=True)]
-        v = _parents(site, _couple(logits, leak), p, bias)
+        logits = [[b + a for b, a in zip(x, y, strict=True)] for x, y in zip(start, agreement, strict=True)]
+        v = _parents(site, _couplings(logits, leak), p, bias)
         for i in range(len(site.votes)):
             for j in range(len(v)):
-                grown[i][j] += dot(site.votes[i][j], v[j])  # line 7
-    return grown
+                agreement[i][j] += dot(site.votes[i][j], v[j])  # line 7
+    return agreement
 
 
-def _route(site, p, iterations, leak, prior, bias, frozen):
-    grown = _agreement(site, p, iterations, leak, prior, bias) if frozen is None else frozen
-    start = _start(site, p, prior)
-    logits = [[b + g for b, g in zip(x, y, strict=True)] for x, y in zip(start, grown, strict=True)]
-    coupling = _couple(logits, leak)
+def _route(site, p, leak, prior, bias, agreement):
+    start = _initial_logits(site, p, prior)
+    logits = [[b + a for b, a in zip(x, y, strict=True)] for x, y in zip(start, agreement, strict=True)]
+    coupling = _couplings(logits, leak)
     return Parents(_parents(site, coupling, p, bias), None, coupling)

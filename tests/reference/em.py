@@ -1,4 +1,4 @@
-"""Hinton 2018, Procedure 1, with the settings that the authors gave on OpenReview."""
+"""Hinton 2018, Procedure 1, with the hyperparameters that the authors gave on OpenReview."""
 
 import math
 
@@ -7,8 +7,8 @@ from .sites import Parents
 
 
 def m_step(site, weight, p, temperature, floor):
-    """Mean, variance and evidence of each parent; ``weight[i][j]`` is R_ij a_i."""
-    means, variances, evidences = [], [], []
+    """Return mean, variance and activation logit of each parent; ``weight[i][j]`` is R_ij a_i."""
+    means, variances, activation_logits = [], [], []
     slots = range(len(site.votes))
     for j in range(len(site.votes[0])):
         mass = sum(weight[i][j] for i in slots)
@@ -21,8 +21,8 @@ def m_step(site, weight, p, temperature, floor):
             variance.append(var)
         means.append(mean)
         variances.append(variance)
-        evidences.append(temperature * (p["beta_a"][j] - cost))
-    return means, variances, evidences
+        activation_logits.append(temperature * (p["beta_a"][j] - cost))
+    return means, variances, activation_logits
 
 
 def route(sites, p, iterations, competition, inverse_temperature, annealing, variance_floor, coordinates):
@@ -30,14 +30,14 @@ def route(sites, p, iterations, competition, inverse_temperature, annealing, var
         for site in sites:
             _add_coordinates(site)
     n_parents = len(sites[0].votes[0])
-    readers = {}
+    n_readers = {}
     for site in sites:
         for child in site.child:
-            readers[child] = readers.get(child, 0) + 1
+            n_readers[child] = n_readers.get(child, 0) + 1
     couplings = []
     for site in sites:
-        rivals = [n_parents * (readers[child] if competition == "global" else 1) for child in site.child]
-        couplings.append([[1 / n] * n_parents for n in rivals])
+        n_competitors = [n_parents * (n_readers[child] if competition == "global" else 1) for child in site.child]
+        couplings.append([[1 / n] * n_parents for n in n_competitors])
     for t in range(iterations):
         fits = []
         for site, coupling in zip(sites, couplings, strict=True):
@@ -47,25 +47,25 @@ def route(sites, p, iterations, competition, inverse_temperature, annealing, var
         if t < iterations - 1:
             couplings = _e_step(sites, fits, competition)
     return [
-        Parents(mean, [sigmoid(e) for e in evidence], coupling)
-        for (mean, _, evidence), coupling in zip(fits, couplings, strict=True)
+        Parents(mean, [sigmoid(x) for x in logit], coupling)
+        for (mean, _, logit), coupling in zip(fits, couplings, strict=True)
     ]
 
 
 def _e_step(sites, fits, competition):
     logits = []
-    for site, (mean, variance, evidence) in zip(sites, fits, strict=True):
+    for site, (mean, variance, activation_logit) in zip(sites, fits, strict=True):
         rows = []
         for vote in site.votes:
             row = []
             for j in range(len(vote)):
-                density = log_sigmoid(evidence[j])
+                density = log_sigmoid(activation_logit[j])
                 for v, mu, var in zip(vote[j], mean[j], variance[j], strict=True):
                     density -= (v - mu) ** 2 / (2 * var) + 0.5 * math.log(2 * math.pi * var)
                 row.append(density)
             rows.append(row)
         logits.append(rows)
-    # Who competes for a child: the parents of one site, or of all sites that read it.
+    # The parents that compete for a child: those of one site, or of all sites that read it.
     groups = {}
     for s, site in enumerate(sites):
         for i, child in enumerate(site.child):
@@ -82,7 +82,7 @@ def _e_step(sites, fits, competition):
 def _add_coordinates(site):
     """Add (row, column) to the right-hand column of the first two rows of square vote matrices."""
     for vote, (row, column) in zip(site.votes, site.coordinates, strict=True):
-        for own in vote:
-            side = math.isqrt(len(own))
-            own[side - 1] += row
-            own[2 * side - 1] += column
+        for matrix in vote:
+            side = math.isqrt(len(matrix))
+            matrix[side - 1] += row
+            matrix[2 * side - 1] += column

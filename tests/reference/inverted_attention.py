@@ -14,7 +14,7 @@ def layer_norm(x, gamma, beta):
 
 
 def step(site, p, parents, t, scale, normalize, activations):
-    """One step from the parents ``[j][d]`` of the last."""
+    """Run one iteration; ``parents[j][d]`` are those of the previous one."""
     size = len(site.votes[0][0])
     logits = [[dot(parents[j], vote[j]) for j in range(len(vote))] for vote in site.votes]
     if scale:
@@ -23,8 +23,8 @@ def step(site, p, parents, t, scale, normalize, activations):
     weight, activation = coupling, None
     if activations:
         weight = [[r * a for r in row] for row, a in zip(coupling, site.activation, strict=True)]
-        _, _, evidence = m_step(site, weight, p, 0.01 * (1 - 0.95 ** (t + 1)), 1e-4)
-        activation = [sigmoid(e) for e in evidence]
+        _, _, logits_of_activation = m_step(site, weight, p, 0.01 * (1 - 0.95 ** (t + 1)), 1e-4)
+        activation = [sigmoid(x) for x in logits_of_activation]
     pose = weighted_sum(site, weight)
     if normalize:
         pose = [layer_norm(s, p["gamma"], p["beta"]) for s in pose]
@@ -37,7 +37,7 @@ def route(sites, p, iterations, scale, normalize, activations, initial):
         size = len(site.votes[0][0])
         parents = [[0.0] * size for _ in site.votes[0]] if initial == "zero" else p["initial"]
         for t in range(iterations):
-            found = step(site, p, parents, t, scale, normalize, activations)
-            parents = found.pose
-        result.append(found)
+            result_of_step = step(site, p, parents, t, scale, normalize, activations)
+            parents = result_of_step.pose
+        result.append(result_of_step)
     return result

@@ -1,4 +1,4 @@
-"""Where votes come from: children and matrices, for one image, by loops over places, cells and types."""
+"""Votes of one image by loops over output positions, cells of the window and capsule types."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,23 +6,24 @@ from typing import Any
 
 @dataclass
 class Site:
-    """One place of the parents' grid, for one image.
+    """The votes at one position of the parents' grid, for one image.
 
-    ``votes[i][j][d]``; ``child[i]`` names the child in slot i (None: padding); ``activation[i]`` is its
-    activation; ``children`` are the poses at this very place, for residuals.
+    ``votes[i][j][d]``; ``child[i]`` identifies the child in slot i (None: padding), ``activation[i]`` is its activation
+    and ``coordinates[i]`` its position; ``position`` is that of the parents; ``children`` are the poses at the same
+    position of the children's grid, for residuals.
     """
 
     votes: list
     child: list
     activation: list
     coordinates: list
-    place: tuple = ()
+    position: tuple = ()
     children: Any = None
 
 
 @dataclass
 class Parents:
-    """What routing gives for one site: ``pose[j][d]``, ``activation[j]`` or None, ``coupling[i][j]``."""
+    """Result of routing at one site: ``pose[j][d]``, ``activation[j]`` or None, ``coupling[i][j]``."""
 
     pose: list
     activation: list | None
@@ -30,14 +31,14 @@ class Parents:
 
 
 def tensorflow_same(size, kernel, stride):
-    """SAME in TensorFlow's words: out = ceil(size / stride); the larger half of the padding comes behind."""
+    """Return TensorFlow's SAME padding (before, after): out = ceil(size / stride), the larger half after."""
     out = (size + stride - 1) // stride
     total = max(0, (out - 1) * stride + kernel - size)
     return (total // 2, total - total // 2)
 
 
 def matrix_vote(pose, weight, rows):
-    """One vote, flat: the child's matrix [rows][X] times weight [X][Y]."""
+    """Return one vote, flat: the child's matrix [rows][X] times weight [X][Y]."""
     columns, width = len(pose) // rows, len(weight[0])
     vote = []
     for a in range(rows):
@@ -47,12 +48,12 @@ def matrix_vote(pose, weight, rows):
 
 
 def weight_of(weights, i, j):
-    """Matrix [X][Y] of slot i and parent j out of weights [i][x][j][y]."""
+    """Return the matrix [X][Y] of slot i and parent j from weights [i][x][j][y]."""
     return [[weights[i][x][j][y] for y in range(len(weights[i][x][j]))] for x in range(len(weights[i]))]
 
 
 def dense_sites(pose, activation, weight, bias, rows):
-    """The one site of a dense layer; pose [i][k], activation [i] or None, weight [i][x][j][y], bias [i][j][d]."""
+    """Return the site of a dense layer; pose [i][k], activation [i] or None, weight [i][x][j][y], bias [i][j][d]."""
     n_parents = len(weight[0][0])
     votes = []
     for i in range(len(pose)):
@@ -65,24 +66,24 @@ def dense_sites(pose, activation, weight, bias, rows):
 
 
 def conv_sites(pose, activation, weight, bias, rows, kernel, stride, padding, by_type):
-    """The sites of a convolution; pose [h][w][n][k], weight [slot][x][j][y], padding (top, bottom, left, right)."""
+    """Return the sites of a convolution; pose [h][w][n][k], weight [i][x][j][y], padding (top, bottom, left, right)."""
     height, width, types = len(pose), len(pose[0]), len(pose[0][0])
     size = len(pose[0][0][0])
     top, bottom, left, right = padding
     sites = []
     for row in range((height + top + bottom - kernel[0]) // stride[0] + 1):
         for column in range((width + left + right - kernel[1]) // stride[1] + 1):
-            read = []  # one entry a capsule of the window: (cell, type, name or None)
+            read = []  # for each capsule of the window: (cell, type, (h, w, n) or None for padding, (h, w))
             for k in range(kernel[0]):
                 for l in range(kernel[1]):  # noqa: E741
                     h, w = row * stride[0] + k - top, column * stride[1] + l - left
                     inside = 0 <= h < height and 0 <= w < width
                     for n in range(types):
                         read.append((k * kernel[1] + l, n, (h, w, n) if inside else None, (h, w)))
-            maker = _type_site if by_type else _capsule_site
-            site = maker(pose, activation, weight, bias, rows, read, types, size)
+            make_site = _type_site if by_type else _capsule_site
+            site = make_site(pose, activation, weight, bias, rows, read, types, size)
             site.coordinates = [((h + 0.5) / height, (w + 0.5) / width) for _, _, _, (h, w) in read]
-            site.place = (row, column)
+            site.position = (row, column)
             site.children = pose[row][column] if row < height and column < width else None
             sites.append(site)
     return sites
@@ -96,37 +97,37 @@ def _pose_of(pose, child, size):
 
 
 def _capsule_site(pose, activation, weight, bias, rows, read, types, size):
-    """Every capsule of the window is a slot."""
+    """Return a site in which every capsule of the window is a slot."""
     n_parents = len(weight[0][0])
-    votes, child, active = [], [], []
-    for cell, n, name, _ in read:
+    votes, children, active = [], [], []
+    for cell, n, child_id, _ in read:
         slot = cell * types + n
-        own = [matrix_vote(_pose_of(pose, name, size), weight_of(weight, slot, j), rows) for j in range(n_parents)]
+        vote = [matrix_vote(_pose_of(pose, child_id, size), weight_of(weight, slot, j), rows) for j in range(n_parents)]
         if bias is not None:
-            own = [[v + b for v, b in zip(own[j], bias[slot][j], strict=True)] for j in range(n_parents)]
-        votes.append(own)
-        child.append(name)
-        if name is None:
+            vote = [[v + b for v, b in zip(vote[j], bias[slot][j], strict=True)] for j in range(n_parents)]
+        votes.append(vote)
+        children.append(child_id)
+        if child_id is None:
             active.append(0.0)
         else:
-            active.append(1.0 if activation is None else activation[name[0]][name[1]][name[2]])
-    return Site(votes, child, active, [])
+            active.append(1.0 if activation is None else activation[child_id[0]][child_id[1]][child_id[2]])
+    return Site(votes, children, active, [])
 
 
 def _type_site(pose, activation, weight, bias, rows, read, types, size):
-    """Every child type is a slot: its vote is the sum of matrix votes over the cells of the window."""
+    """Return a site in which every child type is a slot: its vote is the sum over the cells of the window."""
     n_parents, columns = len(weight[0][0]), size // rows
     votes = []
     for n in range(types):
-        own = []
+        vote = []
         for j in range(n_parents):
             kernel = weight_of(weight, n, j)  # [cells * X][Y]
             total = list(bias[n][j])
-            for cell, m, name, _ in read:
+            for cell, m, child_id, _ in read:
                 if m == n:
                     part = kernel[cell * columns : (cell + 1) * columns]
-                    vote = matrix_vote(_pose_of(pose, name, size), part, rows)
-                    total = [t + v for t, v in zip(total, vote, strict=True)]
-            own.append(total)
-        votes.append(own)
+                    summand = matrix_vote(_pose_of(pose, child_id, size), part, rows)
+                    total = [t + v for t, v in zip(total, summand, strict=True)]
+            vote.append(total)
+        votes.append(vote)
     return Site(votes, list(range(types)), [1.0] * types, [])

@@ -1,4 +1,4 @@
-"""Chen 2019, eq. 1 to 4."""
+"""Chen 2019: trainable couplings and the exponential squash (not numbered in the paper)."""
 
 import math
 
@@ -15,7 +15,7 @@ def route(sites, p, relu):
     result = []
     for site in sites:
         coupling = p["coupling"]
-        for index in site.place:
+        for index in site.position:
             coupling = coupling[index]
         pose = weighted_sum(site, coupling)
         if relu == "before":

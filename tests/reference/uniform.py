@@ -1,4 +1,4 @@
-"""No routing: every child shares itself out equally."""
+"""Uniform couplings, the baseline without routing: the first iteration of Sabour 2017, Procedure 1."""
 
 from .arithmetic import squash, weighted_sum
 from .sites import Parents

@@ -62,7 +62,8 @@ class EM(Routing):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range(self, "inverse_temperature", 0, 1e9, strict=True)
-        check_range(self, "annealing", 0, 1 - 1e-9)
+        if not 0 <= self.annealing < 1:
+            raise ValueError(f"EM: annealing must be at least 0 and below 1, got {self.annealing}")
         check_range(self, "variance_floor", 0, 1e9)
 
     def check(self, geometry: Geometry) -> None:
