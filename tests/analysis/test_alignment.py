@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torchcaps.analysis.directions import directions, draw_trajectories
 
 from tests.models.narrow import batch, narrow
 from tests.tolerances import EXACT, SAME, largest_difference, relative_rms
@@ -14,13 +15,12 @@ from torchcaps import Capsules
 from torchcaps.analysis.alignment import (
     align,
     alignment_ratio,
-    capsule_moves,
+    capsule_differences,
     draw_alignment,
     draw_cosines,
+    opposite_cosines,
     random_reference,
-    side_cosines,
 )
-from torchcaps.analysis.directions import directions, draw_directions
 from torchcaps.models import Network
 
 
@@ -120,7 +120,7 @@ def test_trap_25_a_direction_has_the_sign_of_its_differences(monkeypatch: pytest
     other_ratio, other = alignment_ratio(differences)
     assert torch.equal(ratio, other_ratio)
     assert torch.equal(direction, other)
-    assert torch.equal(side_cosines(direction)[0], side_cosines(other)[0])
+    assert torch.equal(opposite_cosines(direction)[0], opposite_cosines(other)[0])
     assert largest_difference(alignment_ratio(-differences)[1], -direction) < EXACT
 
 
@@ -165,7 +165,7 @@ def test_every_class_counts_the_same_however_many_images_it_has() -> None:
 
 
 def test_plus_is_right_and_down() -> None:
-    moves, numbers = capsule_moves(placer(), dot(), torch.tensor([0]))
+    moves, numbers = capsule_differences(placer(), dot(), torch.tensor([0]))
     assert moves.shape == (1, 6, 5, 3)
     assert numbers.tolist() == [0]
     steps = torch.arange(1.0, 6)
@@ -175,7 +175,7 @@ def test_plus_is_right_and_down() -> None:
         assert largest_difference(moves[0, side], expected) < EXACT
     right = torch.zeros(1, 1, 29, 29, dtype=torch.float64)
     right[..., 14, 24] = 1  # turned counter-clockwise, what is at the right goes up
-    moves, _ = capsule_moves(placer(), right, torch.tensor([0]))
+    moves, _ = capsule_differences(placer(), right, torch.tensor([0]))
     assert bool((moves[0, 0, :, 1] < 0).all())
     assert bool((moves[0, 3, :, 1] > 0).all())
 
@@ -187,7 +187,7 @@ def test_images_that_move_nothing_are_left_out_of_the_means() -> None:
     assert largest_difference(result.ratios[0, [1, 2, 4, 5]], [1.0] * 4) < SAME[torch.float32]
     assert torch.equal(result.ratios[1:], torch.zeros(2, 6))
     assert result.moved[:, 1].tolist() == [True, False, False]
-    assert result.n_still >= 2 * 30
+    assert result.n_unmoved >= 2 * 30
     assert all(bool(torch.isfinite(x).all()) for x in (result.ratios, result.std, result.averages, result.cosines))
 
 
@@ -228,9 +228,9 @@ def test_before_the_tanh_is_the_affine_map_of_the_routed_sum() -> None:
             )
             before.append(raw[torch.arange(2), labels])
     handle.remove()
-    moves, _ = capsule_moves(model, images, labels, (5,), (2,), before_tanh=True)
+    moves, _ = capsule_differences(model, images, labels, (5,), (2,), before_tanh=True)
     assert relative_rms(moves[:, 1, 0], before[1] - before[0]) < SAME[torch.float64]
-    after, _ = capsule_moves(model, images, labels, (5,), (2,))
+    after, _ = capsule_differences(model, images, labels, (5,), (2,))
     assert relative_rms(after[:, 1, 0], before[1].tanh() - before[0].tanh()) < SAME[torch.float64]
 
 
@@ -292,7 +292,7 @@ def test_the_figures_are_written(tmp_path: Path) -> None:
     draw_cosines(result, tmp_path / "cosines.png", "a title")
     draw_alignment(result, tmp_path / "ratios.png")
     draw_alignment(result, tmp_path / "named.svg", "a title", classes=("one", "two", "three"))
-    draw_directions(directions(placer(), images, labels), tmp_path / "directions.png", "a title")
+    draw_trajectories(directions(placer(), images, labels), tmp_path / "directions.png", "a title")
     names = ("cosines.png", "ratios.png", "named.svg", "directions.png")
     assert all((tmp_path / name).stat().st_size > 5000 for name in names)
     with pytest.raises(ValueError, match="3 names"):

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from torchcaps.cli.kinds import KINDS
 
 from tests.commands import refusal
 from tests.commands import run as command
@@ -14,7 +15,6 @@ from tests.tolerances import SAME, relative_rms
 from torchcaps import analysis
 from torchcaps.analysis.attacks import judge
 from torchcaps.cli import main
-from torchcaps.cli.kinds import KINDS
 from torchcaps.data import (
     CenterCrop,
     Loader,

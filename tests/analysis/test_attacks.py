@@ -13,8 +13,8 @@ from torch import Tensor, nn
 import torchcaps
 from tests.models.narrow import batch, narrow
 from tests.tolerances import EXACT, SAME, largest_difference, relative_rms
-from torchcaps.analysis.adversarial import frozen, label_sets
-from torchcaps.analysis.attacks import AttackResult, attack, bim, draw_attack, fgsm, judge, pgd
+from torchcaps.analysis.adversarial import frozen, multi_hot_labels
+from torchcaps.analysis.attacks import AttackResult, attack, bim, draw_attack, evaluate_predictions, fgsm, pgd
 from torchcaps.models import Network
 
 EPS = 8 / 255
@@ -127,7 +127,7 @@ def test_trap_44_a_constant_prediction_is_seen() -> None:
     images, labels = torch.rand(10, 1, 16, 16, dtype=torch.float64), torch.tensor([0, 1, 2, 0, 1, 2, 0, 2, 0, 0])
     result = attack(model, images, labels)
     assert result.degenerate
-    assert result.top_share == 1
+    assert result.top_fraction == 1
     assert result.accuracy == 0.2
     assert result.predicted.tolist() == [0, 10, 0]
     assert result.true.tolist() == [5, 2, 3]
@@ -233,7 +233,7 @@ def test_every_kind_of_model_can_be_attacked_and_is_left_as_it_was(name: str, lo
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     assert 0 < result.largest_change <= EPS + 1e-6
     assert result.before.shape == result.after.shape == (2, *model.spec.image)
-    assert result.true.tolist() == label_sets(model, labels).sum(0).tolist()
+    assert result.true.tolist() == multi_hot_labels(model, labels).sum(0).tolist()
     if model.n_objects is not None:
         assert int(result.predicted.sum()) == 4 * model.n_objects
 
@@ -253,7 +253,7 @@ def test_a_black_box_attack_uses_the_gradients_of_its_source() -> None:
     model, source = narrow("chen2019_fc_mnist"), narrow("chen2019_lenet")
     images, labels, _ = batch(model, 20)
     result = attack(model, images, labels, eps=0.1, source=source)
-    right, found = judge(model, fgsm(source, images, labels, 0.1), labels)
+    right, found = evaluate_predictions(model, fgsm(source, images, labels, 0.1), labels)
     assert result.accuracy == float(right.double().mean())
     assert torch.equal(result.predicted, found.sum(0))
     assert result.source == source.name

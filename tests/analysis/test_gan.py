@@ -14,8 +14,8 @@ from tests.tolerances import EXACT, largest_difference
 from torchcaps.analysis.acgan import Discriminator, Generator
 from torchcaps.analysis.gan import (
     GAN,
-    Generalisation,
-    draw_generalisation,
+    Generalization,
+    draw_generalization,
     draw_generated,
     generalisation,
     judging_loss,
@@ -201,9 +201,9 @@ def test_refusals() -> None:
             {"LeNet": narrow("chen2019_lenet")}, images, labels[:1]
         ),
         "generated must be one stage or more": lambda: draw_generated({}, "none.png"),
-        "results must be one epoch or more": lambda: draw_generalisation({}, "none.png"),
-        "results must be of the same models": lambda: draw_generalisation(
-            {1: Generalisation(("a",), (1.0,), 5, 0.0), 2: Generalisation(("b",), (1.0,), 5, 0.0)}, "none.png"
+        "results must be one epoch or more": lambda: draw_generalization({}, "none.png"),
+        "results must be of the same models": lambda: draw_generalization(
+            {1: Generalization(("a",), (1.0,), 5, 0.0), 2: Generalization(("b",), (1.0,), 5, 0.0)}, "none.png"
         ),
     }.items():
         with pytest.raises(ValueError, match=message):
@@ -213,7 +213,7 @@ def test_refusals() -> None:
 def test_the_figures_are_written(tmp_path: Path) -> None:
     gan = GAN(width=NARROW)
     draw_generated({"epoch 1": gan.generate(2), "epoch 2": gan.generate(4)}, tmp_path / "made.png", "AC-GAN")
-    rows = {n: Generalisation(("CNN", "FC"), (20.0 / n**4, 0.0), 4000, 80.0) for n in (1, 2, 3)}
-    draw_generalisation(rows, tmp_path / "errors.svg", "Generated digits")
+    rows = {n: Generalization(("CNN", "FC"), (20.0 / n**4, 0.0), 4000, 80.0) for n in (1, 2, 3)}
+    draw_generalization(rows, tmp_path / "errors.svg", "Generated digits")
     assert (tmp_path / "made.png").stat().st_size > 5_000
     assert "error on its images" in (tmp_path / "errors.svg").read_text()

@@ -107,8 +107,8 @@ def test_nothing_decoded_for_an_absent_class_is_no_ink() -> None:
     model, images, labels, targets = scene(0, [[0, 1]])
     model.decoder = Templates(torch.full((10, 1, SIDE, SIDE), 0.1))
     found = segment(model, images, labels, targets)
-    assert found.mean_absent_ink == 0
-    assert segment(model, images, labels, targets, threshold=0.05).mean_absent_ink == pytest.approx(SIDE / 9)
+    assert found.mean_absent_foreground == 0
+    assert segment(model, images, labels, targets, threshold=0.05).mean_absent_foreground == pytest.approx(SIDE / 9)
 
 
 def test_two_empty_masks_agree() -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.models.narrow import batch, narrow
-from torchcaps.analysis.attacks import judge
+from torchcaps.analysis.attacks import evaluate_predictions
 from torchcaps.analysis.universal import (
     PerturbationGenerator,
     Universal,
@@ -110,10 +110,10 @@ def test_the_accuracies_are_those_of_the_changed_images() -> None:
     model = narrow("chen2019_lenet")
     images, labels, _ = batch(model, 12)
     result = trial(model)
-    right, found = judge(model, (images[:5] + result.perturbation).clamp(0, 1), labels[:5])
+    right, found = evaluate_predictions(model, (images[:5] + result.perturbation).clamp(0, 1), labels[:5])
     assert result.accuracy[-1] == float(right.double().mean())
     assert torch.equal(result.predicted, found.sum(0))
-    assert result.clean_accuracy == float(judge(model, images[:5], labels[:5])[0].double().mean())
+    assert result.clean_accuracy == float(evaluate_predictions(model, images[:5], labels[:5])[0].double().mean())
 
 
 def test_refusals() -> None:

@@ -131,7 +131,7 @@ def test_what_an_analysis_returns_comes_back_from_its_record(tmp_path: Path) -> 
         cosines=torch.rand(90, 3),
         moved=torch.rand(90, 3) > 0.5,
         labels=torch.arange(90) % 10,
-        n_still=3,
+        n_unmoved=3,
         reference=(0.462, 0.269),
         printed_reference=(0.308, 0.262),
         before_tanh=False,

@@ -1,247 +1,303 @@
-"""Images changed by a hair to mislead a model: FGSM, BIM and PGD within a largest change of a pixel.
+"""Accuracy under adversarial attacks, white-box or black-box: Chen 2019, section 4.3."""
 
-Everything is in the scale of the images as the model takes them. With pixels in 0..1 a change of 8 grey levels is
-8/255, and the bounds are 0 and 1. Chen 2019 feeds bytes / 256: there the top is 255/256 and 8 grey levels are 8/256. Of
-images with their mean taken off the bounds are tensors, ``0 - mean`` and ``255/256 - mean``; of those divided by a
-deviation ``eps`` is divided by it too.
-"""
-
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from torchcaps._core.labels import as_multi_hot, split_labels
-from torchcaps.analysis.common import Progress, evaluating
+from torchcaps._core.plotting import COLORS, new_figure, save_figure, show_image, style_axes
+from torchcaps._core.stats import wilson_interval
+from torchcaps.analysis.attacks import AttackLoss, Bound, bim, fgsm, pgd
+from torchcaps.analysis.common import Progress, evaluate_predictions, multi_hot_labels
+from torchcaps.analysis.registry import Analysis, Column, Subject, Summary, register_analysis
 from torchcaps.models import Network
 
-__all__ = ["Limit", "LossName", "bim", "fgsm", "frozen", "label_sets", "pgd"]
+__all__ = ["AttackOptions", "AttackResult", "attack", "draw_attack"]
 
-Limit = float | Tensor  # a number, or a tensor that fits beside the images
-LossName = Literal["cross_entropy", "own"]
-
-
-def fgsm(
-    model: Network,
-    images: Tensor,
-    labels: Tensor,
-    eps: Limit = 8 / 255,
-    low: Limit = 0.0,
-    high: Limit = 1.0,
-    loss: LossName = "cross_entropy",
-    batch_size: int = 128,
-    progress: Progress | None = None,
-) -> Tensor:
-    """Return images moved by ``eps`` along the sign of the loss's gradient: Goodfellow 2015, section 4.
-
-    ``x' = clip(x + eps sign(grad L(x, y)), low, high)``
-
-    Args:
-        model: whose gradients are used, in evaluation mode; it is left as it was found.
-        images: ``[B, C, H, W]``, as the model takes them.
-        labels: as the model takes them.
-        eps: the largest change of a pixel, in the images' scale.
-        low: the least value of a pixel, in the images' scale.
-        high: the largest.
-        loss: ``"cross_entropy"`` of the scores, whatever they are, as a transfer attack wants it. ``"own"``: the
-            part of the model's training loss that is about scores; where a margin is met there is no gradient, and a
-            pixel without a gradient stays.
-        batch_size: images at a time.
-        progress: called after each piece.
-    """
-    ball = _Ball(images, eps, low, high)
-
-    def once(part: Tensor, hot: Tensor) -> Tensor:
-        return _step(model, part, hot, part, eps, ball, loss)
-
-    return _in_pieces(model, images, labels, loss, batch_size, progress, once)
-
-
-def bim(
-    model: Network,
-    images: Tensor,
-    labels: Tensor,
-    eps: Limit = 8 / 255,
-    steps: int = 10,
-    step_size: Limit | None = None,
-    low: Limit = 0.0,
-    high: Limit = 1.0,
-    loss: LossName = "cross_entropy",
-    batch_size: int = 128,
-    progress: Progress | None = None,
-) -> Tensor:
-    """Return images moved in small steps, never further than ``eps``: the basic iterative method, Kurakin 2017.
-
-    There are ``steps`` of ``step_size``, by default ``2.5 eps / steps``, with which any place within ``eps`` can be
-    reached. The other arguments are those of `fgsm`.
-    """
-    ball, size = _Ball(images, eps, low, high), _step_size(eps, steps, step_size)
-
-    def walk(part: Tensor, hot: Tensor) -> Tensor:
-        return _walk(model, part, hot, part, steps, size, ball, loss)
-
-    return _in_pieces(model, images, labels, loss, batch_size, progress, walk)
-
-
-def pgd(
-    model: Network,
-    images: Tensor,
-    labels: Tensor,
-    eps: Limit = 8 / 255,
-    steps: int = 10,
-    step_size: Limit | None = None,
-    restarts: int = 1,
-    seed: int = 0,
-    low: Limit = 0.0,
-    high: Limit = 1.0,
-    loss: LossName = "cross_entropy",
-    batch_size: int = 128,
-    progress: Progress | None = None,
-) -> Tensor:
-    """Return images moved as by `bim`, but from random places within ``eps``: projected gradients, Madry 2018.
-
-    Of several ``restarts`` each image keeps the one after which its true classes score least beside the others. Starts
-    are a function of ``seed`` and the image's place alone. The other arguments are those of `bim`.
-    """
-    ball, size = _Ball(images, eps, low, high), _step_size(eps, steps, step_size)
-    if restarts < 1:
-        raise ValueError(f"restarts must be 1 or more, got {restarts}")
-    chances = [torch.Generator().manual_seed(seed * 1_000_003 + number) for number in range(restarts)]
-
-    def best(part: Tensor, hot: Tensor) -> Tensor:
-        kept, least = part, torch.full((len(part),), torch.inf, dtype=part.dtype)
-        for chance in chances:
-            start = part + eps * (2 * torch.rand(part.shape, generator=chance, dtype=part.dtype) - 1)
-            found = _walk(model, part, hot, ball.back(part, start), steps, size, ball, loss)
-            margin = _margin(model, found, hot)
-            better = margin < least
-            kept = torch.where(better[:, None, None, None], found, kept)
-            least = torch.where(better, margin, least)
-        return kept
-
-    return _in_pieces(model, images, labels, loss, batch_size, progress, best)
-
-
-@contextlib.contextmanager
-def frozen(model: Network) -> Iterator[None]:
-    """Let gradients pass through a model, in evaluation mode, to its images alone; leave it as it was found."""
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    try:
-        for parameter in trained:
-            parameter.requires_grad_(False)
-        with evaluating(model, gradients=True), torch.enable_grad():
-            yield
-    finally:
-        for parameter in trained:
-            parameter.requires_grad_(True)
-
-
-def label_sets(model: Network, labels: Tensor) -> Tensor:
-    """Return a one for each class that is in an image: ``[B, classes]``."""
-    if model.n_objects is None:
-        return as_multi_hot(labels, model.spec.classes).long()
-    return split_labels(labels, model.spec.classes, model.n_objects)[1].long()
-
-
-# What the three share ------------------------------------------------------------------------------------------
+DEGENERATE_FRACTION = 0.9  # of the images predicted as one class: from here on a result is called degenerate
+HATCHES = ("", "//", "..", "xx", "--", "++", "oo")
 
 
 @dataclass(frozen=True)
-class _Ball:
-    """How far from its image a place may be."""
+class AttackResult:
+    """Accuracy and predictions of a model before and after an attack.
 
-    images: Tensor
-    eps: Limit
-    low: Limit
-    high: Limit
+    Attributes:
+        method, eps, loss: of the attack.
+        source: name of the model whose gradients were used; empty for a white-box attack, by the model's own.
+        n_images: number of images attacked.
+        clean_accuracy, accuracy: before and after the attack.
+        true: number of images of each class, ``[classes]``.
+        clean_predicted, predicted: number of predictions of each class before and after, ``[classes]``.
+        largest_change: of any pixel.
+        top_fraction: fraction of the images predicted, after the attack, as the most frequent class.
+        degenerate: whether nearly all images are predicted as one class. The accuracy is then the frequency of that
+            class and says nothing about the attack. (The 11.35 % and 8.92 % of Chen 2019 are the frequencies of the
+            digits 1 and 5 in the MNIST test set.)
+        before, after: example images, those with a changed prediction first, ``[K, C, H, W]``.
+    """
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.images, Tensor) or not self.images.is_floating_point():
-            raise TypeError("images must be a tensor of floating-point numbers, as the model takes them")
-        if not bool((torch.as_tensor(self.eps) >= 0).all()):
-            raise ValueError(f"eps must be 0 or more, got {self.eps}")
-        if bool((self.images < self.low).any() or (self.images > self.high).any()):
-            raise ValueError(
-                f"images must lie within low and high, and reach from {float(self.images.min()):.4g} to "
-                f"{float(self.images.max()):.4g}: give the bounds of images as the model takes them, eps in their scale"
-            )
-
-    def back(self, images: Tensor, place: Tensor) -> Tensor:
-        """Return a place to within ``eps`` of the image, and to within the bounds of pixels."""
-        low, high, eps = (torch.as_tensor(limit, dtype=images.dtype) for limit in (self.low, self.high, self.eps))
-        place = torch.minimum(torch.maximum(place, images - eps), images + eps)
-        return torch.minimum(torch.maximum(place, low), high)
-
-
-def _step_size(eps: Limit, steps: int, step_size: Limit | None) -> Limit:
-    if steps < 1:
-        raise ValueError(f"steps must be 1 or more, got {steps}")
-    if step_size is None:
-        return 2.5 * eps / steps
-    if not bool((torch.as_tensor(step_size) > 0).all()):
-        raise ValueError(f"step_size must be above 0, got {step_size}")
-    return step_size
+    method: str
+    eps: float
+    loss: str
+    source: str
+    n_images: int
+    clean_accuracy: float
+    accuracy: float
+    true: Tensor
+    clean_predicted: Tensor
+    predicted: Tensor
+    largest_change: float
+    top_fraction: float
+    degenerate: bool
+    before: Tensor
+    after: Tensor
 
 
-def _in_pieces(
+def attack(
     model: Network,
     images: Tensor,
     labels: Tensor,
-    loss: LossName,
-    batch_size: int,
-    progress: Progress | None,
-    change: Callable[[Tensor, Tensor], Tensor],
-) -> Tensor:
-    """Change images piece by piece."""
-    if loss not in ("cross_entropy", "own"):
-        raise ValueError(f"loss must be 'cross_entropy' or 'own', got {loss!r}")
-    if len(labels) != len(images):
-        raise ValueError(f"labels must be one for each of {len(images)} images, got {len(labels)}")
-    hot = label_sets(model, labels)
-    changed = []
-    with frozen(model):
-        for start in range(0, len(images), batch_size):
-            part = slice(start, start + batch_size)
-            changed.append(change(images[part].detach(), hot[part]))
-            if progress is not None:
-                progress()
-    return torch.cat(changed) if changed else images.clone()
+    method: Literal["fgsm", "bim", "pgd"] = "fgsm",
+    eps: float = 8 / 255,
+    source: Network | None = None,
+    low: Bound = 0.0,
+    high: Bound = 1.0,
+    loss: AttackLoss = "cross_entropy",
+    steps: int = 10,
+    step_size: float | None = None,
+    restarts: int = 1,
+    seed: int = 0,
+    n_examples: int = 8,
+    batch_size: int = 128,
+    progress: Progress | None = None,
+) -> AttackResult:
+    """Measure the accuracy on adversarial images; the defaults are the FGSM attack of Chen 2019, section 4.3.
 
+    Args:
+        model: the attacked network.
+        images: ``[B, C, H, W]``, as the model takes them.
+        labels: as the model takes them.
+        method: ``"fgsm"``, ``"bim"`` or ``"pgd"``; `torchcaps.analysis.attacks` defines them and the arguments below.
+        eps: the largest change of a pixel, in the scale of the images.
+        source: a model that takes the same images and whose gradients are used (black-box attack); by default the
+            attacked model itself (white-box).
+        low: the smallest value of a pixel.
+        high: the largest value of a pixel.
+        loss: ``"cross_entropy"`` or ``"training"``.
+        steps: iterations of ``bim`` and ``pgd``.
+        step_size: of ``bim`` and ``pgd``, by default ``2.5 eps / steps``.
+        restarts: of ``pgd``.
+        seed: of the random starts of ``pgd``.
+        n_examples: number of images kept before and after the attack.
+        batch_size: images per forward pass.
+        progress: called after each batch: before, during and after the attack.
 
-def _walk(
-    model: Network, images: Tensor, hot: Tensor, place: Tensor, steps: int, size: Limit, ball: _Ball, loss: LossName
-) -> Tensor:
-    for _ in range(steps):
-        place = _step(model, images, hot, place, size, ball, loss)
-    return place
-
-
-def _step(
-    model: Network, images: Tensor, hot: Tensor, place: Tensor, size: Limit, ball: _Ball, loss: LossName
-) -> Tensor:
-    """Move a place along the sign of its gradient, and back to where it may be."""
-    return ball.back(images, place + size * _gradient(model, place, hot, loss).sign())
-
-
-def _gradient(model: Network, place: Tensor, hot: Tensor, loss: LossName) -> Tensor:
-    place = place.detach().requires_grad_()
-    output = model(place)
-    if loss == "own":
-        labels = hot if model.n_objects is None else split_labels(hot, hot.shape[1], model.n_objects)[0]
-        value = model.loss()(output._replace(reconstruction=None), labels)
+    >>> import torchcaps
+    >>> model = torchcaps.create_model("capsnet_small", width=4, types=2, hidden=(8,))
+    >>> attack(model, torch.rand(4, 1, 28, 28), torch.arange(4)).n_images
+    4
+    """
+    if method not in ("fgsm", "bim", "pgd"):
+        raise ValueError(f"method must be 'fgsm', 'bim' or 'pgd', got {method!r}")
+    if len(images) == 0:
+        raise ValueError("images must contain at least one image, got none")
+    attacker = model if source is None else source
+    if (attacker.spec.image, attacker.spec.classes) != (model.spec.image, model.spec.classes):
+        raise ValueError(
+            f"source must take the images and classes of {model.name}, {model.spec.image} and {model.spec.classes}, "
+            f"but {attacker.name} takes {attacker.spec.image} and {attacker.spec.classes}"
+        )
+    clean_correct, clean = evaluate_predictions(model, images, labels, batch_size, progress)
+    if method == "fgsm":
+        changed = fgsm(attacker, images, labels, eps, low, high, loss, batch_size, progress)
+    elif method == "bim":
+        changed = bim(attacker, images, labels, eps, steps, step_size, low, high, loss, batch_size, progress)
     else:
-        share = hot / hot.sum(1, keepdim=True).clamp(min=1)
-        value = F.cross_entropy(output.scores, share.to(output.scores.dtype), reduction="sum")
-    return torch.autograd.grad(value, place)[0]
+        changed = pgd(
+            attacker, images, labels, eps, steps, step_size, restarts, seed, low, high, loss, batch_size, progress
+        )
+    correct, predicted = evaluate_predictions(model, changed, labels, batch_size, progress)
+    true = multi_hot_labels(model, labels).sum(0).cpu()
+    top_fraction = float(predicted.sum(0).max()) / len(images)
+    examples = (clean_correct & ~correct).to(torch.uint8).argsort(descending=True, stable=True)[:n_examples]
+    return AttackResult(
+        method=method,
+        eps=float(eps),
+        loss=loss,
+        source="" if source is None else source.name,
+        n_images=len(images),
+        clean_accuracy=float(clean_correct.double().mean()),
+        accuracy=float(correct.double().mean()),
+        true=true,
+        clean_predicted=clean.sum(0),
+        predicted=predicted.sum(0),
+        largest_change=float((changed - images).abs().max()),
+        top_fraction=top_fraction,
+        degenerate=top_fraction >= DEGENERATE_FRACTION > float(true.max()) / len(images),
+        before=images[examples].cpu(),
+        after=changed[examples].cpu(),
+    )
 
 
-@torch.no_grad()
-def _margin(model: Network, images: Tensor, hot: Tensor) -> Tensor:
-    """Return by how much the least score of a true class is above the largest of the others: ``[B]``."""
-    scores, there = model(images).scores, hot == 1
-    least = torch.where(there, scores, torch.inf).amin(1)
-    return (least - torch.where(there, -torch.inf, scores).amax(1)).to(images.dtype)
+# Figure -------------------------------------------------------------------------------------------------------------
+
+
+def draw_attack(results: Mapping[str, AttackResult], out: Path | str, title: str = "") -> None:
+    """Draw accuracies before and after, the predicted classes, and example images of the first result."""
+    if not results:
+        raise ValueError("results must contain at least one attack, got none")
+    first = next(iter(results.values()))
+    n_examples = len(first.before)
+    height = max(3.6, 1.6 + 0.45 * len(results))
+    figure = new_figure(10, height + (2.2 if n_examples else 0))
+    figure.suptitle(title)
+    upper, *lower = figure.subfigures(2, 1, height_ratios=(height, 2.2)) if n_examples else [figure]
+    accuracy, predicted = upper.subplots(1, 2, width_ratios=(2, 3))
+    rows = torch.arange(len(results)).numpy()
+    for offset, name, color, fractions in (
+        (-0.2, "clean", "#bbbbbb", [result.clean_accuracy for result in results.values()]),
+        (0.2, "attacked", COLORS[1], [result.accuracy for result in results.values()]),
+    ):
+        bars = accuracy.barh(rows + offset, [100 * fraction for fraction in fractions], 0.38, label=name, color=color)
+        accuracy.bar_label(bars, fmt="%.1f", fontsize=7, padding=2)
+    style_axes(accuracy, x="accuracy, %")
+    accuracy.set_yticks(rows, [_row_label(name, result) for name, result in results.items()], fontsize=8)
+    accuracy.set_ylim(len(results) - 0.45, -0.55)  # the first result on top
+    accuracy.set_xlim(0, 112)
+    accuracy.set_xticks(range(0, 101, 20))
+    accuracy.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, fontsize=8, frameon=False)
+    _draw_predicted(predicted, results)
+    if lower:
+        grid = lower[0].subplots(2, n_examples, squeeze=False)
+        lower[0].suptitle(f"{next(iter(results))}: before and after, changed by at most {first.eps:.3g}", fontsize=9)
+        for column, (before, after) in enumerate(zip(first.before, first.after, strict=True)):
+            show_image(grid[0, column], before)
+            show_image(grid[1, column], after)
+    save_figure(figure, out)
+
+
+def _row_label(name: str, result: AttackResult) -> str:
+    """Return the label of a bar; a degenerate result names the class that is nearly always predicted."""
+    return f"{name}\n(nearly always {int(result.predicted.argmax())})" if result.degenerate else name
+
+
+def _draw_predicted(axes: Any, results: Mapping[str, AttackResult]) -> None:
+    """Draw how often each class is predicted after the attack, in percent of the images."""
+    width = 0.8 / len(results)
+    for number, (name, result) in enumerate(results.items()):
+        n_classes = len(result.predicted)
+        centers = torch.arange(n_classes) + (number - (len(results) - 1) / 2) * width
+        percent = 100 * result.predicted / result.n_images
+        style = {"color": COLORS[number % len(COLORS)], "hatch": HATCHES[number % len(HATCHES)]}
+        axes.bar(centers.numpy(), percent.numpy(), width, label=name, edgecolor="white", linewidth=0.4, **style)
+        if number == 0:
+            true = (100 * result.true / result.n_images).numpy()
+            ticks = torch.arange(n_classes).numpy()
+            axes.hlines(true, ticks - 0.45, ticks + 0.45, color="black", linewidth=1.2, label="true")
+            if n_classes <= 20:
+                axes.set_xticks(ticks)
+    style_axes(axes, x="predicted class after the attack", y="images, %")
+    columns = 2 if max(map(len, results)) > 16 else 4
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=columns, fontsize=8, frameon=False)
+
+
+# Declaration --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class AttackOptions:
+    """Options of the analysis ``attack``.
+
+    Args:
+        method: attack: one step (fgsm), several (bim), or several from a random start (pgd).
+        eps: largest change of a pixel, in grey levels out of 255.
+        iterations: steps of bim and pgd (default: 10).
+        source: run whose gradients are used against all others, a black-box attack (default: each run's own).
+        seed: seed of the random starts of pgd.
+    """
+
+    method: Literal["fgsm", "bim", "pgd"] = "fgsm"
+    eps: float = 8.0
+    iterations: int | None = None
+    source: Subject | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.iterations is not None and self.method == "fgsm":
+            raise ValueError("iterations applies to the methods 'bim' and 'pgd' only: 'fgsm' makes one step")
+
+
+def _run(subjects: Sequence[Subject], options: AttackOptions) -> dict[str, AttackResult]:
+    source = None if options.source is None else options.source.pixel_network()
+    results = {}
+    for subject in subjects:
+        network = subject.pixel_network()
+        batch = subject.pixels(network)
+        results[subject.name] = attack(
+            network,
+            batch.images,
+            batch.labels,
+            options.method,
+            options.eps / 255,
+            source,
+            steps=10 if options.iterations is None else options.iterations,
+            seed=options.seed,
+            batch_size=subject.batch_size,
+            progress=subject.track(3 * subject.n_batches()),  # before, the attack, after
+        )
+    return results
+
+
+def _summarize(results: Mapping[str, AttackResult], classes: Sequence[str]) -> Summary:
+    first = next(iter(results.values()))
+    rows = {
+        name: {
+            "clean_accuracy": result.clean_accuracy,
+            "accuracy": result.accuracy,
+            "interval": wilson_interval(round(result.accuracy * result.n_images), result.n_images),
+            "top_class": classes[int(result.predicted.argmax())],
+            "top_fraction": result.top_fraction,
+        }
+        for name, result in results.items()
+    }
+    columns = {
+        "clean_accuracy": Column("clean accuracy", "percent"),
+        "accuracy": Column("accuracy under attack", "percent"),
+        "interval": Column("95 % interval", "interval"),
+        "top_class": Column("most predicted"),
+        "top_fraction": Column("fraction of images", "percent"),
+    }
+    notes = tuple(
+        f"{name} predicts nearly all images as one class: its accuracy is the frequency of that class."
+        for name, result in results.items()
+        if result.degenerate
+    )
+    return Summary(_title(first), first.n_images, "run", columns, rows, notes)
+
+
+def _title(result: AttackResult) -> str:
+    gradients = f"gradients of {result.source}" if result.source else "its own gradients"
+    return f"{result.method.upper()} attack of {255 * result.eps:g} grey levels out of 255 by {gradients}"
+
+
+def _draw(results: Mapping[str, AttackResult], out: Path, title: str, classes: Sequence[str]) -> None:
+    subtitle = _title(next(iter(results.values())))
+    draw_attack(results, out, f"{title}: {subtitle}" if title else subtitle)
+
+
+ATTACK = register_analysis(
+    Analysis(
+        "attack",
+        "accuracy on images perturbed by FGSM, BIM or PGD",
+        _run,
+        _summarize,
+        _draw,
+        AttackOptions,
+        n_images=1_000,
+        compares_models=True,
+    )
+)

@@ -1,19 +1,20 @@
-"""Whether a capsule moves along one direction when its object is turned or shifted."""
+"""Alignment of a capsule's movement with one direction under rotation and shift: Choi 2019, section 4.4."""
 
 import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from torchcaps._core.labels import split_labels
 from torchcaps._core.plotting import COLORS, new_figure, save_figure, style_axes
-from torchcaps.analysis.affine import transformed
-from torchcaps.analysis.common import Progress, outputs, require_capsules
+from torchcaps.analysis.affine import transform
+from torchcaps.analysis.common import Progress, batched_outputs, capsule_layers, require_capsules
+from torchcaps.analysis.registry import Analysis, Column, Subject, Summary, register_analysis
 from torchcaps.models import Network
 from torchcaps.nn import CapsuleLayer
 from torchcaps.routing import Attention
@@ -22,71 +23,76 @@ __all__ = [
     "DEGREES",
     "PIXELS",
     "Alignment",
-    "align",
+    "AlignmentOptions",
     "alignment_ratio",
-    "capsule_moves",
+    "capsule_differences",
     "draw_alignment",
     "draw_cosines",
+    "measure_alignment",
+    "opposite_cosines",
     "random_reference",
-    "side_cosines",
 ]
 
-# Table 3 of Choi 2019 has them in this order: all to one side, then all to the other.
+# The order of Choi 2019, Table 3: all transformations in one direction, then all in the other.
 KINDS = ("rotation", "shift_x", "shift_y")
 NAMES = ("rotation +", "x +", "y +", "rotation -", "x -", "y -")
 DEGREES, PIXELS = (5.0, 10.0, 15.0, 20.0, 25.0), (1.0, 2.0, 3.0, 4.0, 5.0)
 
 
 def alignment_ratio(differences: Tensor) -> tuple[Tensor, Tensor]:
-    """Return how well differences lie on their main direction, and that direction: Choi 2019, eq. 12 and footnote 5.
+    """Return the alignment ratio of differences and their main direction: Choi 2019, eq. 15 and footnote 5.
 
-    ``r_i = |<v_i, v>| / |v_i|`` with ``v`` the first right-singular vector of the matrix whose rows are the ``v_i``,
-    from which no mean is taken; ``v`` points to where ``Σ_i <v_i, v> > 0``. A single difference has ratio 1.
-
-    A difference of length zero has no direction, and its ratio is 0. Where all are zero, so is the direction.
+    ``r_i = |<v_i, v>| / |v_i|`` with ``v`` the first right-singular vector of the matrix with rows ``v_i`` (no mean is
+    subtracted), its sign such that ``Σ_i <v_i, v> > 0``. A single difference has ratio 1, a difference of length zero
+    has ratio 0; if all are zero, so is the direction.
 
     Shapes:
         differences ``[..., n, D] ->`` ratio ``[..., n]``, direction ``[..., D]`` of length 1
+
+    >>> ratio, direction = alignment_ratio(torch.tensor([[2.0, 0.0], [0.0, 1.0]]))
+    >>> ratio.tolist(), direction.tolist()
+    ([1.0, 0.0], [1.0, 0.0])
     """
     if not isinstance(differences, Tensor) or not differences.is_floating_point() or differences.dim() < 2:
-        raise ValueError("differences must be a floating-point tensor [..., n, D]")
+        got = list(differences.shape) if isinstance(differences, Tensor) else type(differences).__name__
+        raise ValueError(f"differences must be a floating-point tensor [..., n, D], got {got}")
     if not bool(torch.isfinite(differences).all()):
-        raise ValueError("differences must be finite numbers, got NaN or infinite ones")
+        raise ValueError("differences must be finite, got NaN or infinite values")
     lengths = torch.linalg.vector_norm(differences, dim=-1)  # [..., n]
     # Rows of Vh are the right-singular vectors: the first row, not the first column.
     first = torch.linalg.svd(differences, full_matrices=False).Vh[..., 0, :]  # [..., D]
     along = torch.einsum("...nd,...d->...n", differences, first)
     sign = torch.where(along.sum(-1, keepdim=True) < 0, -1.0, 1.0).to(first)
-    moves = lengths > 0
-    ratio = torch.where(moves, along.abs() / torch.where(moves, lengths, 1), 0).clamp_max(1)
-    return ratio, torch.where(moves.any(-1, keepdim=True), sign * first, 0)
+    nonzero = lengths > 0
+    ratio = torch.where(nonzero, along.abs() / torch.where(nonzero, lengths, 1), 0).clamp_max(1)
+    return ratio, torch.where(nonzero.any(-1, keepdim=True), sign * first, 0)
 
 
 @functools.cache
 def random_reference(
-    n: int = 5, dim: int = 32, samples: int = 10_000, seed: int = 0, axis: Literal["right", "printed"] = "right"
+    n: int = 5, dim: int = 32, samples: int = 10_000, seed: int = 0, axis: Literal["row", "column"] = "row"
 ) -> tuple[float, float]:
-    """Return mean and standard deviation of the alignment ratio of random vectors: what chance gives.
+    """Return mean and standard deviation of the alignment ratio of Gaussian random vectors.
 
-    Five Gaussian vectors of 32 numbers have 0.462 +- 0.269. Choi 2019 prints 0.311 +- 0.262, which the stated procedure
-    can't give: the first singular direction carries at least a fifth of the squares of five vectors, so that the root
-    mean square of the ratio, weighted by length, is 0.447 or more, and the printed one has 0.407. It comes out (0.309
-    +- 0.261) when the first *column* of numpy's ``VT`` is taken for the direction instead of the first row.
+    Five vectors in 32 dimensions have 0.462 ± 0.269. Choi 2019, Table 3, prints 0.311 ± 0.262, which the described
+    procedure cannot give: the first singular direction carries at least a fifth of the squares of five vectors, so that
+    the root mean square of the ratio, weighted by length, is 0.447 or more, and the printed one has 0.407. The printed
+    value (0.309 ± 0.261 here) results if the first *column* of numpy's ``VT`` is taken as the direction.
 
     Args:
-        n: vectors at a time.
-        dim: their size.
-        samples: how many times.
-        seed: of the draws.
-        axis: ``"right"`` for the stated procedure, ``"printed"`` for the column.
+        n: vectors per sample.
+        dim: their dimension.
+        samples: number of samples.
+        seed: seed of the draws.
+        axis: ``"row"`` of ``VT`` for the described procedure, ``"column"`` for the printed value.
     """
-    if axis not in ("right", "printed"):
-        raise ValueError(f"axis must be 'right' or 'printed', got {axis!r}")
+    if axis not in ("row", "column"):
+        raise ValueError(f"axis must be 'row' or 'column', got {axis!r}")
     if min(n, dim, samples) < 1:
         raise ValueError(f"n, dim and samples must be 1 or more, got {n}, {dim} and {samples}")
     generator = torch.Generator().manual_seed(seed)
     vectors = torch.randn(samples, n, dim, generator=generator, dtype=torch.float64)
-    if axis == "right":
+    if axis == "row":
         ratio, _ = alignment_ratio(vectors)
     else:
         column = torch.linalg.svd(vectors, full_matrices=True).Vh[..., :, 0]
@@ -96,21 +102,21 @@ def random_reference(
 
 @dataclass(frozen=True)
 class Alignment:
-    """How well class capsules keep to a direction under transformations: Choi 2019, table 3 and figure 4.
+    """Alignment ratios and cosines of class capsules under transformations: Choi 2019, Table 3 and Figure 4.
 
     Args:
         names: the six transformations, in the paper's order: rotation counter-clockwise, shift right, shift down, and
-            the three the other way.
-        ratios: the mean alignment ratio by class and transformation, ``[classes, 6]``; 0 for a class without images.
-        std: the standard deviation of the single ratios, ``[classes, 6]``.
-        averages: the mean over the classes that there are, each counting the same, ``[6]``.
-        n: images of each class.
-        cosines: for each image the cosine between the directions of + and -, for rotation, x and y: ``[N, 3]``.
-        moved: whether it has one: 0 where the capsule does not move at all, ``[N, 3]``.
-        labels: the class of each image, ``[N]``.
-        n_still: single differences of length zero, which have no ratio and are left out of the means.
-        reference: mean and standard deviation for random vectors, as `random_reference` has them.
-        printed_reference: the same by the axis that the paper's number comes from.
+            the three opposite ones.
+        ratios: mean alignment ratio by class and transformation, ``[classes, 6]``; 0 for a class without images.
+        std: standard deviation of the single ratios, ``[classes, 6]``.
+        averages: unweighted mean over the classes with images, ``[6]``.
+        n: number of images of each class.
+        cosines: cosine between the directions of + and -, for rotation, x and y: ``[N, 3]``.
+        moved: whether both directions exist, ``[N, 3]``; false if a capsule does not move.
+        labels: class of each image, ``[N]``.
+        n_unmoved: number of differences of length zero, which are excluded from the means.
+        reference: mean and standard deviation for random vectors, see `random_reference`.
+        printed_reference: the same by the axis that gives the paper's number.
         before_tanh: whether capsules were taken before their tanh.
     """
 
@@ -122,13 +128,13 @@ class Alignment:
     cosines: Tensor
     moved: Tensor
     labels: Tensor
-    n_still: int
+    n_unmoved: int
     reference: tuple[float, float]
     printed_reference: tuple[float, float]
     before_tanh: bool
 
 
-def align(
+def measure_alignment(
     model: Network,
     images: Tensor,
     labels: Tensor,
@@ -138,40 +144,43 @@ def align(
     batch_size: int = 128,
     progress: Progress | None = None,
 ) -> Alignment:
-    """Measure whether the capsule of the true class moves along one direction: Choi 2019, section 4.3, table 3.
+    """Measure the alignment ratio of the true class's capsule: Choi 2019, section 4.4, Table 3.
 
-    With ``T_i`` the five amounts of one transformation to one side, ``v_i = u(T_i x) - u(x)``; `alignment_ratio` of
-    these is averaged over amounts and images of a class, then over classes. Images that the model gets wrong count as
-    well. The cosines (figure 4) are those between the directions of the two sides.
+    With ``T_i`` the five amounts of a transformation in one direction, ``v_i = u(T_i x) - u(x)``; their
+    `alignment_ratio` is averaged over amounts and images of a class, then over classes. Misclassified images are
+    included. The cosines (Figure 4) are those between the directions of opposite transformations. An untrained network
+    is the control: it scores like a trained one.
 
     Args:
-        model: a model with class capsules, for one object in each image.
-        images: ``[N, C, H, W]`` as the model takes them; what comes in from outside is zero.
-        labels: ``[N]`` class numbers, or zeros and ones ``[N, classes]``.
-        degrees: of the rotations, to either side.
-        pixels: of the shifts, to either side. Whole ones are exact.
-        before_tanh: take ``K_n s_n + k_n`` instead of its tanh, for attention routing only. The paper's equation has
-            capsules after the tanh; the authors' notebook reads them before it. It is found as ``artanh`` of the pose:
-            in float32 numbers over 8 are blurred, and 8.7 is the largest.
-        batch_size: images at a time.
-        progress: called after each of the transformations (30, and one for the images as they are) of each batch.
+        model: a capsule network for one object per image.
+        images: ``[N, C, H, W]``, as the model takes them; transformed images are padded with zeros.
+        labels: class indices ``[N]``, or zeros and ones ``[N, classes]``.
+        degrees: rotations, applied in both directions.
+        pixels: shifts, applied in both directions; whole pixels are exact.
+        before_tanh: use ``K_n s_n + k_n`` instead of its tanh (attention routing only). The paper's equation has
+            capsules after the tanh, the authors' notebook reads them before it. Computed as ``artanh`` of the pose: in
+            float32 values above 8 are imprecise, and 8.7 is the largest.
+        batch_size: images per forward pass.
+        progress: called after each transformation (30, and the identity) of each batch.
 
-    Deviation: the authors' notebook leaves the sign of a direction to chance, against footnote 5, and with it that of
-    each cosine. Here the footnote is followed.
+    Deviation: the authors' notebook leaves the sign of a direction, and with it that of each cosine, to the SVD; we
+    follow footnote 5.
     """
-    moves, numbers = capsule_moves(model, images, labels, degrees, pixels, before_tanh, batch_size, progress)
-    ratio, direction = alignment_ratio(moves)  # [N, 6, n], [N, 6, D]
-    counts = (moves.abs().sum(-1) > 0).double()
+    differences, indices = capsule_differences(
+        model, images, labels, degrees, pixels, before_tanh, batch_size, progress
+    )
+    ratio, direction = alignment_ratio(differences)  # [N, 6, n], [N, 6, D]
+    nonzero = (differences.abs().sum(-1) > 0).double()
     n_classes = model.spec.classes
     means, deviations = torch.zeros(n_classes, 6), torch.zeros(n_classes, 6)
-    for number in numbers.unique().tolist():
-        of_class, weight = ratio[numbers == number], counts[numbers == number]
+    for label in indices.unique().tolist():
+        class_ratio, weight = ratio[indices == label], nonzero[indices == label]
         total = weight.sum((0, 2)).clamp_min(1)
-        mean = (of_class * weight).sum((0, 2)) / total
-        means[number] = mean
-        deviations[number] = (((of_class - mean[:, None]).square() * weight).sum((0, 2)) / total).sqrt()
-    n = torch.bincount(numbers, minlength=n_classes)
-    cosines, moved = side_cosines(direction)
+        mean = (class_ratio * weight).sum((0, 2)) / total
+        means[label] = mean
+        deviations[label] = (((class_ratio - mean[:, None]).square() * weight).sum((0, 2)) / total).sqrt()
+    n = torch.bincount(indices, minlength=n_classes)
+    cosines, moved = opposite_cosines(direction)
     return Alignment(
         names=NAMES,
         ratios=means,
@@ -180,15 +189,15 @@ def align(
         n=tuple(n.tolist()),
         cosines=cosines.float(),
         moved=moved,
-        labels=numbers,
-        n_still=int((counts == 0).sum()),
-        reference=random_reference(len(degrees), moves.shape[-1]),
-        printed_reference=random_reference(len(degrees), moves.shape[-1], axis="printed"),
+        labels=indices,
+        n_unmoved=int((nonzero == 0).sum()),
+        reference=random_reference(len(degrees), differences.shape[-1]),
+        printed_reference=random_reference(len(degrees), differences.shape[-1], axis="column"),
         before_tanh=before_tanh,
     )
 
 
-def capsule_moves(
+def capsule_differences(
     model: Network,
     images: Tensor,
     labels: Tensor,
@@ -198,56 +207,63 @@ def capsule_moves(
     batch_size: int = 128,
     progress: Progress | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return ``u(T_i x) - u(x)`` of the true class's capsule, and class numbers. Arguments as in `align`.
+    """Return ``u(T x) - u(x)`` of the true class's capsule for all transformations, and the class indices.
+
+    The arguments are those of `measure_alignment`.
 
     Shapes:
-        ``[N, 6, n, D]`` in float64, the six as `Alignment` names them; class numbers ``[N]``
+        ``[N, 6, n, D]`` in float64, the six in the order of `Alignment.names`; class indices ``[N]``
     """
     network = require_capsules(model, "the alignment of capsules")
     if model.n_objects != 1:
-        raise ValueError(f"the alignment of capsules needs images with one object each, and {model.name} has several")
-    last = list(network.capsules.layers.children())[-1]
+        raise ValueError(
+            f"the alignment of capsules needs one object per image, but images of {model.name} have several"
+        )
+    last = list(capsule_layers(network).values())[-1]
     if before_tanh and not (isinstance(last, CapsuleLayer) and isinstance(last.routing, Attention)):
-        raise ValueError(f"before_tanh needs class capsules by Attention routing, and {model.name} has no tanh there")
+        raise ValueError(f"before_tanh needs class capsules by Attention routing, but {model.name} has no tanh there")
     if images.dim() != 4 or len(images) == 0:
-        raise ValueError(f"images must be [N, C, H, W], one or more, got {list(images.shape)}")
+        raise ValueError(f"images must be [N, C, H, W] with at least one image, got {list(images.shape)}")
     if len(labels) != len(images):
-        raise ValueError(f"labels must be one for each of {len(images)} images, got {len(labels)}")
+        raise ValueError(f"labels must have one entry per image ({len(images)}), got {len(labels)}")
     if not len(degrees) == len(pixels) > 0 or min(*degrees, *pixels) <= 0:
-        raise ValueError(f"degrees and pixels must be as many positive numbers each, got {degrees} and {pixels}")
-    numbers = split_labels(labels, model.spec.classes)[0].cpu()
-    steps = [
+        raise ValueError(f"degrees and pixels must be equally many positive numbers, got {degrees} and {pixels}")
+    indices = split_labels(labels, model.spec.classes)[0].cpu()
+    transformations = [
         (kind, sign * float(amount))
         for sign in (1, -1)
         for kind, amounts in zip(KINDS, (degrees, pixels, pixels), strict=True)
         for amount in amounts
     ]
 
-    def pose(part: Tensor, numbers: Tensor) -> Tensor:
-        (output,) = outputs(network, part, batch_size=batch_size, progress=progress)
+    def class_pose(part: Tensor, part_indices: Tensor) -> Tensor:
+        (output,) = batched_outputs(network, part, batch_size=batch_size, progress=progress)
         assert output.capsules is not None
-        poses = output.capsules.pose.cpu()[torch.arange(len(numbers)), numbers]  # [B, D]
-        most = 1 - torch.finfo(poses.dtype).eps / 2
-        return poses.double().clamp(-most, most).atanh() if before_tanh else poses.double()
+        poses = output.capsules.pose.cpu()[torch.arange(len(part_indices)), part_indices]  # [B, D]
+        largest = 1 - torch.finfo(poses.dtype).eps / 2
+        return poses.double().clamp(-largest, largest).atanh() if before_tanh else poses.double()
 
-    moves = []
+    differences = []
     for start in range(0, len(images), batch_size):
-        part, of_part = images[start : start + batch_size], numbers[start : start + batch_size]
-        still = pose(part, of_part)
-        moved = [pose(transformed(part, kind, amount), of_part) - still for kind, amount in steps]
-        moves.append(torch.stack(moved, dim=1).unflatten(1, (6, len(degrees))))
-    return torch.cat(moves), numbers
+        part, part_indices = images[start : start + batch_size], indices[start : start + batch_size]
+        original = class_pose(part, part_indices)
+        moved = [class_pose(transform(part, kind, amount), part_indices) - original for kind, amount in transformations]
+        differences.append(torch.stack(moved, dim=1).unflatten(1, (6, len(degrees))))
+    return torch.cat(differences), indices
 
 
-def side_cosines(direction: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the cosines between the directions of + and -, and whether there are any: ``[N, 6, D] -> [N, 3]`` each."""
-    ahead, back = direction.unflatten(1, (2, 3)).unbind(1)
-    moved = (ahead.abs().sum(-1) > 0) & (back.abs().sum(-1) > 0)
-    return (ahead * back).sum(-1).clamp(-1, 1), moved
+def opposite_cosines(direction: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the cosines between the directions of + and -, and whether both exist: ``[N, 6, D] -> [N, 3]`` each."""
+    positive, negative = direction.unflatten(1, (2, 3)).unbind(1)
+    moved = (positive.abs().sum(-1) > 0) & (negative.abs().sum(-1) > 0)
+    return (positive * negative).sum(-1).clamp(-1, 1), moved
+
+
+# Figures ------------------------------------------------------------------------------------------------------------
 
 
 def draw_cosines(result: Alignment, out: Path | str, title: str = "") -> None:
-    """Draw the cosines between the directions of + and - as a histogram of 20 bins: Choi 2019, figure 4."""
+    """Draw the cosines between the directions of + and - as a histogram of 20 bins: Choi 2019, Figure 4."""
     figure = new_figure(5.2, 3.3)
     axes = figure.subplots()
     values = [result.cosines[:, kind][result.moved[:, kind]].tolist() for kind in range(3)]
@@ -263,43 +279,126 @@ def draw_cosines(result: Alignment, out: Path | str, title: str = "") -> None:
     for group, hatch in zip(groups, ("", "////", "...."), strict=True):
         for bar in group:
             bar.set_hatch(hatch)
-    style_axes(axes, title, "cosine between the directions of + and −", "number of cases")
+    style_axes(axes, title, "cosine between the directions of + and −", "number of images")
     axes.set_xlim(-1, 1)
     figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     save_figure(figure, out)
 
 
 def draw_alignment(result: Alignment, out: Path | str, title: str = "", classes: Sequence[str] | None = None) -> None:
-    """Draw the alignment ratios by class and transformation as a map with numbers: Choi 2019, table 3.
+    """Draw the alignment ratios by class and transformation as an annotated heat map: Choi 2019, Table 3.
 
     Args:
-        result: what `align` found.
+        result: the return value of `measure_alignment`.
         out: the file, .png, .svg or .pdf.
-        title: over the figure.
-        classes: their names, by default their numbers.
+        title: above the figure.
+        classes: class names, by default their indices.
     """
     if classes is not None and len(classes) != len(result.n):
         raise ValueError(f"classes must be {len(result.n)} names, got {len(classes)}")
-    shown = [number for number, count in enumerate(result.n) if count]
-    rows = [*(result.ratios[number].tolist() for number in shown), result.averages.tolist()]
-    names = [*(str(number) if classes is None else classes[number] for number in shown), "average"]
+    labels = [label for label, count in enumerate(result.n) if count]
+    rows = [*(result.ratios[label].tolist() for label in labels), result.averages.tolist()]
+    names = [*(str(label) if classes is None else classes[label] for label in labels), "average"]
     figure = new_figure(5.4, 1.7 + 0.3 * len(rows))
     axes = figure.subplots()
     lowest = min(0.9, math.floor(10 * min(map(min, rows))) / 10)
-    picture = axes.imshow(rows, cmap="cividis", vmin=lowest, vmax=1, aspect="auto")
+    heat_map = axes.imshow(rows, cmap="cividis", vmin=lowest, vmax=1, aspect="auto")
     for y, row in enumerate(rows):
         for x, value in enumerate(row):
-            colour = "black" if picture.norm(value) > 0.55 else "white"
+            color = "black" if heat_map.norm(value) > 0.55 else "white"
             weight = "bold" if y == len(rows) - 1 else "normal"
-            axes.text(x, y, f"{value:.2f}", ha="center", va="center", color=colour, fontsize=9, fontweight=weight)
+            axes.text(x, y, f"{value:.2f}", ha="center", va="center", color=color, fontsize=9, fontweight=weight)
     axes.set_xticks(range(6), [name.replace("-", "−") for name in result.names])
     axes.set_yticks(range(len(rows)), names)
     axes.axhline(len(rows) - 1.5, color="white", linewidth=3)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    (mean, std), (other, spread) = result.reference, result.printed_reference
-    caption = f"random vectors: {mean:.2f} ± {std:.2f}; by the axis of the paper's number: {other:.2f} ± {spread:.2f}"
-    axes.set_xlabel(caption, fontsize=8, labelpad=8)
+    (mean, std), (column_mean, column_std) = result.reference, result.printed_reference
+    caption = f"random vectors: {mean:.2f} ± {std:.2f}; by the axis of the printed value: {column_mean:.2f}"
+    axes.set_xlabel(f"{caption} ± {column_std:.2f}", fontsize=8, labelpad=8)
     axes.set_title(title or "alignment ratio", fontsize=10)
-    figure.colorbar(picture, ax=axes, fraction=0.05, pad=0.02)
+    figure.colorbar(heat_map, ax=axes, fraction=0.05, pad=0.02)
     save_figure(figure, out)
+
+
+# Declarations -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class AlignmentOptions:
+    """Options of the analyses ``alignment``, ``cosines`` and ``trajectories``.
+
+    Args:
+        before_tanh: read capsules before their tanh, as the authors' notebook does (attention routing only).
+    """
+
+    before_tanh: bool = False
+
+
+def run_on_subject(subject: Subject, options: AlignmentOptions, function: Any = measure_alignment) -> Any:
+    """Call `measure_alignment`, or a function with the same arguments, on the images of a subject."""
+    batch = subject.batch()
+    return function(
+        subject.model,
+        batch.images,
+        batch.labels,
+        before_tanh=options.before_tanh,
+        batch_size=subject.batch_size,
+        progress=subject.track((1 + 2 * (len(DEGREES) + 2 * len(PIXELS))) * subject.n_batches()),
+    )
+
+
+def _summarize_alignment(result: Alignment, classes: Sequence[str]) -> Summary:
+    rows = {classes[label]: result.ratios[label] for label, count in enumerate(result.n) if count}
+    rows["average"] = result.averages
+    values = {name: dict(zip(result.names, row.tolist(), strict=True)) for name, row in rows.items()}
+    columns = {name: Column(name, ".3f") for name in result.names}
+    mean, std = result.reference
+    notes = [f"Random vectors have {mean:.3f} ± {std:.3f}."]
+    if result.n_unmoved:
+        notes.append(f"{result.n_unmoved:,} differences of length zero are excluded.")
+    details = {"random": {"mean": mean, "std": std}}
+    return Summary("alignment ratio", sum(result.n), "class", columns, values, tuple(notes), details)
+
+
+def _summarize_cosines(result: Alignment, classes: Sequence[str]) -> Summary:
+    rows: dict[str, dict[str, Any]] = {}
+    for n, name in enumerate(("rotation", "x shift", "y shift")):
+        values = result.cosines[:, n][result.moved[:, n]]
+        rows[name] = {
+            "images": len(values),
+            "mean": float(values.mean()) if len(values) else None,
+            "opposite": float((values < 0).double().mean()) if len(values) else None,
+        }
+    columns = {
+        "images": Column("images", ",d"),
+        "mean": Column("mean cosine", ".3f"),
+        "opposite": Column("below 0", "percent"),
+    }
+    note = "−1: opposite transformations move the capsule in opposite directions; +1: in the same direction."
+    title = "cosine between the directions of + and −"
+    return Summary(title, sum(result.n), "transformation", columns, rows, (note,))
+
+
+ALIGNMENT = register_analysis(
+    Analysis(
+        "alignment",
+        "alignment ratio of a capsule's movement under rotations and shifts",
+        run_on_subject,
+        _summarize_alignment,
+        draw_alignment,
+        AlignmentOptions,
+        n_images=200,
+    )
+)
+COSINES = register_analysis(
+    Analysis(
+        "cosines",
+        "cosine between a capsule's directions of movement under opposite transformations",
+        run_on_subject,
+        _summarize_cosines,
+        lambda result, out, title, classes: draw_cosines(result, out, title),
+        AlignmentOptions,
+        n_images=200,
+    )
+)

@@ -1,192 +1,251 @@
-"""What attacks do to a model, with its own gradients or another's, as in the black-box attack of Chen 2019."""
+"""Adversarial attacks within an L-infinity ball: FGSM, BIM and PGD.
 
-from collections.abc import Mapping
+``eps`` and the bounds ``low`` and ``high`` are in the scale of the images that the model takes. For pixels in 0..1 a
+change of 8 grey levels is 8/255, and the bounds are 0 and 1. Chen 2019 uses bytes / 256: 8 grey levels are 8/256 and
+the upper bound is 255/256. After mean subtraction the bounds are tensors, ``0 - mean`` and ``255/256 - mean``; after
+division by a standard deviation ``eps`` is divided by it too. `torchcaps.analysis.PixelNetwork` takes pixels in 0..1
+for any preprocessing.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from torchcaps._core.plotting import COLORS, new_figure, save_figure, show_image, style_axes
-from torchcaps.analysis.adversarial import Limit, LossName, bim, fgsm, label_sets, pgd
-from torchcaps.analysis.common import Progress, outputs
+from torchcaps._core.labels import split_labels
+from torchcaps.analysis.common import Progress, eval_mode, multi_hot_labels
 from torchcaps.models import Network
 
-__all__ = ["AttackResult", "attack", "bim", "draw_attack", "fgsm", "judge", "pgd"]
+__all__ = ["AttackLoss", "Bound", "bim", "fgsm", "frozen", "pgd"]
 
-CONSTANT = 0.9  # the share of images from which on one predicted class is taken for a failure
-HATCHES = ("", "//", "..", "xx", "--", "++", "oo")
-
-
-@dataclass(frozen=True)
-class AttackResult:
-    """What an attack does to a model.
-
-    Attributes:
-        method, eps, loss: of the attack.
-        source: the name of the model whose gradients were used; empty: the attacked model's own, a white-box attack.
-        n_images: how many were attacked.
-        clean_accuracy, accuracy: the shares recognised before and after.
-        true: images of each class, ``[classes]``.
-        clean_predicted, predicted: how often each class was predicted before and after, ``[classes]``.
-        largest_change: of any pixel.
-        top_share: the share of images for which the class predicted most often after the attack was predicted.
-        degenerate: whether that is nearly all of them: then the accuracy is just that class's share of the images and
-            says nothing of the attack. (The 11.35 % and 8.92 % of Chen 2019 are the shares of the digits 1 and 5 among
-            MNIST's test images.)
-        before, after: a few images, first those that were recognised before and not after, ``[K, C, H, W]``.
-    """
-
-    method: str
-    eps: float
-    loss: str
-    source: str
-    n_images: int
-    clean_accuracy: float
-    accuracy: float
-    true: Tensor
-    clean_predicted: Tensor
-    predicted: Tensor
-    largest_change: float
-    top_share: float
-    degenerate: bool
-    before: Tensor
-    after: Tensor
+Bound = float | Tensor  # a number, or a tensor that broadcasts against the images
+AttackLoss = Literal["cross_entropy", "training"]
 
 
-def attack(
+def fgsm(
     model: Network,
     images: Tensor,
     labels: Tensor,
-    method: Literal["fgsm", "bim", "pgd"] = "fgsm",
-    eps: float = 8 / 255,
-    source: Network | None = None,
-    low: Limit = 0.0,
-    high: Limit = 1.0,
-    loss: LossName = "cross_entropy",
-    steps: int = 10,
-    step_size: float | None = None,
-    restarts: int = 1,
-    seed: int = 0,
-    n_examples: int = 8,
+    eps: Bound = 8 / 255,
+    low: Bound = 0.0,
+    high: Bound = 1.0,
+    loss: AttackLoss = "cross_entropy",
     batch_size: int = 128,
     progress: Progress | None = None,
-) -> AttackResult:
-    """Measure a model on images that were changed to mislead it; by default as Chen 2019 attacks, by FGSM.
+) -> Tensor:
+    """Return adversarial images by the fast gradient sign method: Goodfellow 2015, section 4.
 
-    With its own gradients this is a white-box attack; with those of a ``source``, another model that takes the same
-    images, a black-box one. ``n_examples`` images are kept as they were before and after. The other arguments are those
-    of `torchcaps.analysis.adversarial.fgsm`, `bim` and `pgd`; eps, low and high are in the images' own scale.
+    ``x' = clip(x + eps sign(grad L(x, y)), low, high)``
+
+    Args:
+        model: the network whose gradients are used, in evaluation mode; its state is restored.
+        images: ``[B, C, H, W]``, as the model takes them.
+        labels: as the model takes them.
+        eps: the largest change of a pixel, in the scale of the images.
+        low: the smallest value of a pixel.
+        high: the largest value of a pixel.
+        loss: ``"cross_entropy"`` of the scores, of any kind, as usual for transfer attacks. ``"training"``: the model's
+            training loss without its reconstruction term; its gradient vanishes if all margins are met, and a pixel
+            without gradient does not change.
+        batch_size: images per forward pass.
+        progress: called after each batch.
+
+    >>> import torchcaps
+    >>> model = torchcaps.create_model("capsnet_small", width=4, types=2, hidden=(8,))
+    >>> images = torch.rand(2, 1, 28, 28)
+    >>> changed = fgsm(model, images, torch.tensor([3, 8]), eps=0.1)
+    >>> bool((changed - images).abs().max() <= 0.1 + 1e-6)
+    True
     """
-    if method not in ("fgsm", "bim", "pgd"):
-        raise ValueError(f"method must be 'fgsm', 'bim' or 'pgd', got {method!r}")
-    if len(images) == 0:
-        raise ValueError("images must be one or more, got none")
-    attacker = model if source is None else source
-    if (attacker.spec.image, attacker.spec.classes) != (model.spec.image, model.spec.classes):
-        raise ValueError(
-            f"source must take the images and classes of {model.name}, {model.spec.image} and {model.spec.classes}, "
-            f"and {attacker.name} takes {attacker.spec.image} and {attacker.spec.classes}"
-        )
-    clean_right, clean = judge(model, images, labels, batch_size, progress)
-    if method == "fgsm":
-        changed = fgsm(attacker, images, labels, eps, low, high, loss, batch_size, progress)
-    elif method == "bim":
-        changed = bim(attacker, images, labels, eps, steps, step_size, low, high, loss, batch_size, progress)
+    ball = _Ball(images, eps, low, high)
+
+    def attack_batch(clean: Tensor, hot: Tensor) -> Tensor:
+        return _step(model, clean, hot, clean, eps, ball, loss)
+
+    return _attack_batches(model, images, labels, loss, batch_size, progress, attack_batch)
+
+
+def bim(
+    model: Network,
+    images: Tensor,
+    labels: Tensor,
+    eps: Bound = 8 / 255,
+    steps: int = 10,
+    step_size: Bound | None = None,
+    low: Bound = 0.0,
+    high: Bound = 1.0,
+    loss: AttackLoss = "cross_entropy",
+    batch_size: int = 128,
+    progress: Progress | None = None,
+) -> Tensor:
+    """Return adversarial images by the basic iterative method: Kurakin 2017, section 2.2.
+
+    ``steps`` FGSM steps of ``step_size``, each followed by a projection onto the ball of radius ``eps``. The default
+    step size, ``2.5 eps / steps``, can reach any point of the ball. The other arguments are those of `fgsm`.
+    """
+    ball, size = _Ball(images, eps, low, high), _step_size(eps, steps, step_size)
+
+    def attack_batch(clean: Tensor, hot: Tensor) -> Tensor:
+        return _iterate(model, clean, hot, clean, steps, size, ball, loss)
+
+    return _attack_batches(model, images, labels, loss, batch_size, progress, attack_batch)
+
+
+def pgd(
+    model: Network,
+    images: Tensor,
+    labels: Tensor,
+    eps: Bound = 8 / 255,
+    steps: int = 10,
+    step_size: Bound | None = None,
+    restarts: int = 1,
+    seed: int = 0,
+    low: Bound = 0.0,
+    high: Bound = 1.0,
+    loss: AttackLoss = "cross_entropy",
+    batch_size: int = 128,
+    progress: Progress | None = None,
+) -> Tensor:
+    """Return adversarial images by projected gradient descent: Madry 2018, section 2.1.
+
+    As `bim`, but from a uniformly random point of the ball. Of several ``restarts`` each image keeps the one with the
+    smallest margin between the scores of its true classes and of the others. Starts depend on ``seed`` and the index of
+    the image alone. The other arguments are those of `bim`.
+    """
+    ball, size = _Ball(images, eps, low, high), _step_size(eps, steps, step_size)
+    if restarts < 1:
+        raise ValueError(f"restarts must be 1 or more, got {restarts}")
+    generators = [torch.Generator().manual_seed(seed * 1_000_003 + restart) for restart in range(restarts)]
+
+    def attack_batch(clean: Tensor, hot: Tensor) -> Tensor:
+        best, lowest = clean, torch.full((len(clean),), torch.inf, dtype=clean.dtype)
+        for generator in generators:
+            start = clean + eps * (2 * torch.rand(clean.shape, generator=generator, dtype=clean.dtype) - 1)
+            candidate = _iterate(model, clean, hot, ball.project(clean, start), steps, size, ball, loss)
+            margin = _margin(model, candidate, hot)
+            better = margin < lowest
+            best = torch.where(better[:, None, None, None], candidate, best)
+            lowest = torch.where(better, margin, lowest)
+        return best
+
+    return _attack_batches(model, images, labels, loss, batch_size, progress, attack_batch)
+
+
+@contextlib.contextmanager
+def frozen(model: Network) -> Iterator[None]:
+    """Context manager: evaluation mode with gradients for the input only; restores the model on exit."""
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    try:
+        for parameter in trainable:
+            parameter.requires_grad_(False)
+        with eval_mode(model, gradients=True), torch.enable_grad():
+            yield
+    finally:
+        for parameter in trainable:
+            parameter.requires_grad_(True)
+
+
+# Shared by the three attacks ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Ball:
+    """The admissible points: within ``eps`` of an image, and within the bounds of a pixel."""
+
+    images: Tensor
+    eps: Bound
+    low: Bound
+    high: Bound
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.images, Tensor) or not self.images.is_floating_point():
+            got = self.images.dtype if isinstance(self.images, Tensor) else type(self.images).__name__
+            raise TypeError(f"images must be a floating-point tensor, as the model takes them, got {got}")
+        if not bool((torch.as_tensor(self.eps) >= 0).all()):
+            raise ValueError(f"eps must be 0 or more, got {self.eps}")
+        if bool((self.images < self.low).any() or (self.images > self.high).any()):
+            raise ValueError(
+                f"images must lie within low and high, got values from {float(self.images.min()):.4g} to "
+                f"{float(self.images.max()):.4g}: pass low, high and eps in the scale of the images"
+            )
+
+    def project(self, images: Tensor, points: Tensor) -> Tensor:
+        """Return the nearest admissible points."""
+        low, high, eps = (torch.as_tensor(limit, dtype=images.dtype) for limit in (self.low, self.high, self.eps))
+        points = torch.minimum(torch.maximum(points, images - eps), images + eps)
+        return torch.minimum(torch.maximum(points, low), high)
+
+
+def _step_size(eps: Bound, steps: int, step_size: Bound | None) -> Bound:
+    if steps < 1:
+        raise ValueError(f"steps must be 1 or more, got {steps}")
+    if step_size is None:
+        return 2.5 * eps / steps
+    if not bool((torch.as_tensor(step_size) > 0).all()):
+        raise ValueError(f"step_size must be above 0, got {step_size}")
+    return step_size
+
+
+def _attack_batches(
+    model: Network,
+    images: Tensor,
+    labels: Tensor,
+    loss: AttackLoss,
+    batch_size: int,
+    progress: Progress | None,
+    attack_batch: Callable[[Tensor, Tensor], Tensor],
+) -> Tensor:
+    """Apply ``attack_batch(images, multi-hot labels)`` to all images, batch by batch, with a frozen model."""
+    if loss not in ("cross_entropy", "training"):
+        raise ValueError(f"loss must be 'cross_entropy' or 'training', got {loss!r}")
+    if len(labels) != len(images):
+        raise ValueError(f"labels must have one entry per image ({len(images)}), got {len(labels)}")
+    hot = multi_hot_labels(model, labels)
+    changed = []
+    with frozen(model):
+        for start in range(0, len(images), batch_size):
+            part = slice(start, start + batch_size)
+            changed.append(attack_batch(images[part].detach(), hot[part]))
+            if progress is not None:
+                progress()
+    return torch.cat(changed) if changed else images.clone()
+
+
+def _iterate(
+    model: Network, images: Tensor, hot: Tensor, points: Tensor, steps: int, size: Bound, ball: _Ball, loss: AttackLoss
+) -> Tensor:
+    for _ in range(steps):
+        points = _step(model, images, hot, points, size, ball, loss)
+    return points
+
+
+def _step(
+    model: Network, images: Tensor, hot: Tensor, points: Tensor, size: Bound, ball: _Ball, loss: AttackLoss
+) -> Tensor:
+    """Return points after one step along the sign of the gradient and the projection onto the ball."""
+    return ball.project(images, points + size * _gradient(model, points, hot, loss).sign())
+
+
+def _gradient(model: Network, points: Tensor, hot: Tensor, loss: AttackLoss) -> Tensor:
+    """Return the gradient of the loss with respect to the images."""
+    points = points.detach().requires_grad_()
+    output = model(points)
+    if loss == "training":
+        labels = hot if model.n_objects is None else split_labels(hot, hot.shape[1], model.n_objects)[0]
+        value = model.loss()(output._replace(reconstruction=None), labels)
     else:
-        changed = pgd(
-            attacker, images, labels, eps, steps, step_size, restarts, seed, low, high, loss, batch_size, progress
-        )
-    right, found = judge(model, changed, labels, batch_size, progress)
-    true = label_sets(model, labels).sum(0).cpu()
-    top_share = float(found.sum(0).max()) / len(images)
-    turned = (clean_right & ~right).to(torch.uint8).argsort(descending=True, stable=True)[:n_examples]
-    return AttackResult(
-        method=method,
-        eps=float(eps),
-        loss=loss,
-        source="" if source is None else source.name,
-        n_images=len(images),
-        clean_accuracy=float(clean_right.double().mean()),
-        accuracy=float(right.double().mean()),
-        true=true,
-        clean_predicted=clean.sum(0),
-        predicted=found.sum(0),
-        largest_change=float((changed - images).abs().max()),
-        top_share=top_share,
-        degenerate=top_share >= CONSTANT > float(true.max()) / len(images),
-        before=images[turned].cpu(),
-        after=changed[turned].cpu(),
-    )
+        targets = hot / hot.sum(1, keepdim=True).clamp(min=1)
+        value = F.cross_entropy(output.scores, targets.to(output.scores.dtype), reduction="sum")
+    return torch.autograd.grad(value, points)[0]
 
 
-def judge(
-    model: Network, images: Tensor, labels: Tensor, batch_size: int = 128, progress: Progress | None = None
-) -> tuple[Tensor, Tensor]:
-    """Return which images a model recognises, as its paper counts, and which classes it predicts.
-
-    Shapes:
-        truth values ``[B]``, zeros and ones ``[B, classes]``
-    """
-    scores = torch.cat([out.scores for out in outputs(model, images, batch_size=batch_size, progress=progress)])
-    return model.is_correct(scores, labels).cpu(), model.predict_multi_hot(scores).long().cpu()
-
-
-def draw_attack(results: Mapping[str, AttackResult], out: Path | str, title: str = "") -> None:
-    """Draw what attacks did: accuracies, what was predicted beside what was there, and images of the first of them."""
-    if not results:
-        raise ValueError("results must be one or more, got none")
-    first = next(iter(results.values()))
-    n_examples = len(first.before)
-    height = max(3.6, 1.6 + 0.45 * len(results))
-    figure = new_figure(10, height + (2.2 if n_examples else 0))
-    figure.suptitle(title)
-    upper, *lower = figure.subfigures(2, 1, height_ratios=(height, 2.2)) if n_examples else [figure]
-    accuracy, predicted = upper.subplots(1, 2, width_ratios=(2, 3))
-    places = torch.arange(len(results)).numpy()
-    for offset, name, colour, shares in (
-        (-0.2, "clean", "#bbbbbb", [result.clean_accuracy for result in results.values()]),
-        (0.2, "attacked", COLORS[1], [result.accuracy for result in results.values()]),
-    ):
-        bars = accuracy.barh(places + offset, [100 * share for share in shares], 0.38, label=name, color=colour)
-        accuracy.bar_label(bars, fmt="%.1f", fontsize=7, padding=2)
-    style_axes(accuracy, x="accuracy, %")
-    accuracy.set_yticks(places, [_flagged(name, result) for name, result in results.items()], fontsize=8)
-    accuracy.set_ylim(len(results) - 0.45, -0.55)  # the first on top
-    accuracy.set_xlim(0, 112)
-    accuracy.set_xticks(range(0, 101, 20))
-    accuracy.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, fontsize=8, frameon=False)
-    _draw_predicted(predicted, results)
-    if lower:
-        grid = lower[0].subplots(2, n_examples, squeeze=False)
-        lower[0].suptitle(f"{next(iter(results))}: before and after, changed by at most {first.eps:.3g}", fontsize=9)
-        for column, (before, after) in enumerate(zip(first.before, first.after, strict=True)):
-            show_image(grid[0, column], before)
-            show_image(grid[1, column], after)
-    save_figure(figure, out)
-
-
-def _flagged(name: str, result: AttackResult) -> str:
-    """Name a result; say so where nearly all images are taken for one class."""
-    return f"{name}\n(nearly always {int(result.predicted.argmax())})" if result.degenerate else name
-
-
-def _draw_predicted(axes: Any, results: Mapping[str, AttackResult]) -> None:
-    """Draw how often each class was predicted after the attack, in percent of the images."""
-    width = 0.8 / len(results)
-    for number, (name, result) in enumerate(results.items()):
-        n_classes = len(result.predicted)
-        places = torch.arange(n_classes) + (number - (len(results) - 1) / 2) * width
-        shares = 100 * result.predicted / result.n_images
-        style = {"color": COLORS[number % len(COLORS)], "hatch": HATCHES[number % len(HATCHES)]}
-        axes.bar(places.numpy(), shares.numpy(), width, label=name, edgecolor="white", linewidth=0.4, **style)
-        if number == 0:
-            true = (100 * result.true / result.n_images).numpy()
-            ends = torch.arange(n_classes).numpy()
-            axes.hlines(true, ends - 0.45, ends + 0.45, color="black", linewidth=1.2, label="true")
-            if n_classes <= 20:
-                axes.set_xticks(ends)
-    style_axes(axes, x="class predicted after the attack", y="of the images, %")
-    columns = 2 if max(map(len, results)) > 16 else 4
-    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=columns, fontsize=8, frameon=False)
+@torch.no_grad()
+def _margin(model: Network, images: Tensor, hot: Tensor) -> Tensor:
+    """Return the lowest score of a true class minus the highest score of the others: ``[B]``."""
+    scores, present = model(images).scores, hot == 1
+    lowest = torch.where(present, scores, torch.inf).amin(1)
+    return (lowest - torch.where(present, -torch.inf, scores).amax(1)).to(images.dtype)

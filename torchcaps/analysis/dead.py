@@ -1,38 +1,42 @@
-"""Capsules that never wake up."""
+"""Dead capsules: those that no image activates."""
 
 import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from torchcaps._core.plotting import COLORS, MARKERS, new_figure, save_figure, style_axes
-from torchcaps.analysis.common import Progress, require_capsules
-from torchcaps.analysis.couplings import routed
+from torchcaps.analysis.common import Progress, capsule_layers, require_capsules, traced_outputs
+from torchcaps.analysis.registry import Analysis, Column, Subject, Summary, register_analysis
 from torchcaps.capsules import Capsules
-from torchcaps.models import CapsuleNetwork
+from torchcaps.models import Network
 from torchcaps.nn.activations import CapsuleActivation, ExpSquash, Squash
 from torchcaps.routing import Routing
 
-__all__ = ["DeadCapsules", "DeadLayer", "dead_capsules", "draw_dead"]
+__all__ = ["DeadCapsules", "DeadLayer", "DeadOptions", "dead_capsules", "draw_dead"]
 
 DASHES = ("-", "--", "-.", ":")
+BATCH_SIZE = 32  # traces of convolutional layers are large
 
 
 @dataclass(frozen=True)
 class DeadLayer:
-    """How awake the capsules of one layer get.
+    """Dead capsules of one layer.
 
     Attributes:
         name: of the layer; ``primary`` for the primary capsules.
-        measure: what was looked at: ``"length"``, ``"length / sqrt(D)"``, ``"activation"`` or ``"couplings received"``;
-            empty where there is nothing to look at, and ``why`` says why.
-        peak: the most that each capsule reached on any image, ``[*G, N]``; ``None`` without a measure.
-        n, n_dead, share: capsules, those that never passed the threshold, and their share.
-        by_type: share of dead capsules over the places of each type, ``[N]``.
-        n_dead_types: types that are dead at every place.
+        measure: the activity that was measured: ``"length"``, ``"length / sqrt(D)"``, ``"activation"`` or ``"couplings
+            received"``; empty if none is defined, with the reason in ``why``.
+        why: the reason why the layer was not measured, or an empty string.
+        peak: largest activity of each capsule on any image, ``[*G, N]``; ``None`` without a measure.
+        n: number of capsules.
+        n_dead: number of capsules that never exceeded the threshold.
+        fraction: ``n_dead / n``.
+        by_type: fraction of dead capsules over the positions of each type, ``[N]``.
+        n_dead_types: number of types that are dead at every position.
     """
 
     name: str
@@ -41,14 +45,14 @@ class DeadLayer:
     peak: Tensor | None
     n: int
     n_dead: int
-    share: float
+    fraction: float
     by_type: Tensor | None
     n_dead_types: int
 
 
 @dataclass(frozen=True)
 class DeadCapsules:
-    """The layers, the lowest first, the threshold, and how many images were looked at."""
+    """The layers, the lowest first, the threshold, and the number of images."""
 
     layers: tuple[DeadLayer, ...]
     threshold: float
@@ -56,63 +60,64 @@ class DeadCapsules:
 
 
 def dead_capsules(
-    model: CapsuleNetwork,
+    model: Network,
     images: Tensor,
     threshold: float = 0.05,
-    batch_size: int = 32,
+    batch_size: int = BATCH_SIZE,
     progress: Progress | None = None,
 ) -> DeadCapsules:
-    """Count the capsules that no image brings over a threshold, in every layer, by type and place.
+    """Count the capsules whose activity exceeds a threshold on no image, by layer and type.
 
-    A capsule is as awake as its paper says that what it stands for is there: by its activation (Hinton 2018), its
-    length (Sabour 2017) or its length over ``sqrt(D)`` (Choi 2019), all in 0..1, so the threshold is absolute; the
-    margin loss wants absent classes below 0.1, and half of that is dead. Layer-normed poses (Tsai 2020) have about the
-    same length whatever they see, so there it is the couplings that a parent receives, over what it would if all got
-    the same: 1 is an even share. Children, and so layer-normed primary capsules, receive none, and are left out.
-
-    Deviation: the papers don't count dead capsules; measures and threshold are ours.
+    The activity is the one that represents presence in the layer's paper: the activation (Hinton 2018), the length
+    (Sabour 2017, section 2) or the length over ``sqrt(D)`` (Choi 2019, section 3.5), all in 0..1. The default threshold
+    is half of the 0.1 below which the margin loss wants absent classes. Layer-normalised poses (Tsai 2020) have nearly
+    constant length; there it is the sum of the couplings that a parent receives, relative to uniform couplings.
+    Children receive none, so layer-normalised primary capsules are not measured.
 
     Args:
         model: a capsule network.
-        images: as the model takes them. Class capsules of classes that are not among them may well look dead.
-        threshold: what counts as awake lies over it.
-        batch_size: images at a time.
+        images: ``[B, C, H, W]``, as the model takes them. Capsules of classes that are not among them may seem dead.
+        threshold: largest activity of a dead capsule, in ``[0, 1)``.
+        batch_size: images per forward pass.
         progress: called after each batch.
+
+    Deviation: the papers do not count dead capsules; activities and threshold are ours.
+
+    >>> import torchcaps
+    >>> model = torchcaps.create_model("capsnet_small", width=4, types=2, hidden=(8,))
+    >>> [layer.name for layer in dead_capsules(model, torch.rand(2, 1, 28, 28)).layers]
+    ['primary', 'digit']
     """
     network = require_capsules(model, "counting dead capsules")
     if len(images) == 0:
-        raise ValueError("images must be one or more, got none")
+        raise ValueError("images must contain at least one image, got none")
     if not 0 <= threshold < 1:
         raise ValueError(f"threshold must be at least 0 and below 1, got {threshold}")
-    layers = network.capsules.layers
-    named: Any = layers.items() if isinstance(layers, nn.ModuleDict) else enumerate(layers)
-    names, routings = ["primary"], []
-    for name, layer in named:
-        names.append(str(name))
-        routings.append(layer.routing)
+    layers = capsule_layers(network)
+    names, routings = ["primary", *layers], [layer.routing for layer in layers.values()]
     peaks: list[Tensor | None] = [None] * len(names)
     measures: list[tuple[str, str]] = []
-    for start, output, capsules in routed(network, images, batch_size, progress):
+    for start, output, capsules in traced_outputs(network, images, batch_size, progress):
         assert output.trace is not None
         if start == 0:
             measures = [_primary_measure(network.front[-1], capsules[0])]
-            measures += [_measure(routing, made) for routing, made in zip(routings, capsules[1:], strict=True)]
+            measures += [_routing_measure(routing, caps) for routing, caps in zip(routings, capsules[1:], strict=True)]
         couplings = [None, *(trace.couplings[-1] for trace in output.trace)]
-        for n, ((measure, _), made, coupling) in enumerate(zip(measures, capsules, couplings, strict=True)):
+        for n, ((measure, _), caps, coupling) in enumerate(zip(measures, capsules, couplings, strict=True)):
             if measure:
-                highest = _activity(measure, made, coupling).amax(0).cpu()
-                known = peaks[n]
-                peaks[n] = highest if known is None else torch.maximum(known, highest)
-    found = []
+                highest = _activity(measure, caps, coupling).amax(0).cpu()
+                previous = peaks[n]
+                peaks[n] = highest if previous is None else torch.maximum(previous, highest)
+    results = []
     for name, (measure, why), peak in zip(names, measures, peaks, strict=True):
-        found.append(_layer(name, measure, why, peak, threshold))
+        results.append(_count_dead(name, measure, why, peak, threshold))
     if all(peak is None for peak in peaks):
-        raise ValueError(f"no layer of {network.name} says how awake its capsules are: {found[-1].why}")
-    return DeadCapsules(tuple(found), threshold, len(images))
+        raise ValueError(f"no layer of {network.name} has a measure of activity: {results[-1].why}")
+    return DeadCapsules(tuple(results), threshold, len(images))
 
 
 def _primary_measure(module: nn.Module, capsules: Capsules) -> tuple[str, str]:
-    """Return how the primary capsules say that something is there, or nothing and why not."""
+    """Return the measure of activity of the primary capsules, or an empty string and the reason."""
     if capsules.activation is not None:
         return "activation", ""
     activation = getattr(module, "activation", None)
@@ -121,25 +126,23 @@ def _primary_measure(module: nn.Module, capsules: Capsules) -> tuple[str, str]:
     if isinstance(activation, CapsuleActivation):
         return "length / sqrt(D)", ""
     if isinstance(activation, nn.LayerNorm):
-        return (
-            "",
-            "layer-normed poses have the same length whatever they see, and primary capsules receive no couplings",
-        )
-    return "", "the lengths of these poses have no bound, and primary capsules receive no couplings"
+        return "", "layer-normalised poses have constant length, and primary capsules receive no couplings"
+    return "", "the lengths of these poses are unbounded, and primary capsules receive no couplings"
 
 
-def _measure(routing: Routing, capsules: Capsules) -> tuple[str, str]:
+def _routing_measure(routing: Routing, capsules: Capsules) -> tuple[str, str]:
+    """Return the measure of activity of a layer's parents, or an empty string and the reason."""
     if capsules.activation is not None:
         return "activation", ""
     if routing.presence is not None:
         return {"length": "length", "normalized": "length / sqrt(D)"}[routing.presence], ""
     if routing.coupling_axis == "parents":
         return "couplings received", ""
-    return "", f"{type(routing).__name__} says nothing of presence, and its parents don't compete for couplings"
+    return "", f"{type(routing).__name__} has no measure of presence, and its parents do not compete for couplings"
 
 
 def _activity(measure: str, capsules: Capsules, coupling: Tensor | None) -> Tensor:
-    """Return how awake each capsule is on each image: ``[B, *G, N]``."""
+    """Return the activity of each capsule on each image: ``[B, *G, N]``."""
     if measure == "activation":
         assert capsules.activation is not None
         return capsules.activation
@@ -150,10 +153,10 @@ def _activity(measure: str, capsules: Capsules, coupling: Tensor | None) -> Tens
     return capsules.length(normalized=measure != "length")
 
 
-def _layer(name: str, measure: str, why: str, peak: Tensor | None, threshold: float) -> DeadLayer:
+def _count_dead(name: str, measure: str, why: str, peak: Tensor | None, threshold: float) -> DeadLayer:
     if peak is None:
         return DeadLayer(name, measure, why, None, 0, 0, 0.0, None, 0)
-    dead = (peak <= threshold).reshape(-1, peak.shape[-1])  # [places, N]
+    dead = (peak <= threshold).reshape(-1, peak.shape[-1])  # [positions, N]
     n_dead = int(dead.sum())
     by_type = dead.float().mean(0)
     return DeadLayer(
@@ -161,38 +164,38 @@ def _layer(name: str, measure: str, why: str, peak: Tensor | None, threshold: fl
     )
 
 
-# Drawing ---------------------------------------------------------------------------------------------------------
+# Figure -------------------------------------------------------------------------------------------------------------
 
 
 def draw_dead(result: DeadCapsules, out: Path | str, title: str = "") -> None:
-    """Draw the share of dead capsules of each layer, and how awake its capsules get at most."""
+    """Draw the fraction of dead capsules of each layer, and the distribution of the peak activities."""
     figure = new_figure(9.0, max(3.2, 1.5 + 0.5 * len(result.layers)))
     bars, curves = figure.subplots(1, 2)
-    style_axes(bars, f"never over {result.threshold:g} on {result.n_images:,} images", "dead, %")
-    style_axes(curves, "how awake capsules get", "most on any image", "capsules that get no further, %")
-    known = [layer for layer in result.layers if layer.peak is not None]
+    style_axes(bars, f"never above {result.threshold:g} on {result.n_images:,} images", "dead capsules, %")
+    style_axes(curves, "peak activity of the capsules", "largest activity on any image", "cumulative capsules, %")
+    measured = [layer for layer in result.layers if layer.peak is not None]
     ticks = []
     for row, layer in enumerate(result.layers):
-        colour = COLORS[row % len(COLORS)]
+        color = COLORS[row % len(COLORS)]
         if layer.peak is None:
             ticks.append(layer.name)
-            words = textwrap.fill(f"not measured: {layer.why}", 52)
-            bars.text(2, row, words, va="center", fontsize=7, backgroundcolor="w")
+            text = textwrap.fill(f"not measured: {layer.why}", 52)
+            bars.text(2, row, text, va="center", fontsize=7, backgroundcolor="w")
             continue
-        bar = bars.barh(row, 100 * layer.share, height=0.55, color=colour)
-        bars.bar_label(bar, [f"{100 * layer.share:.3g} %"], fontsize=8, padding=3)
+        bar = bars.barh(row, 100 * layer.fraction, height=0.55, color=color)
+        bars.bar_label(bar, [f"{100 * layer.fraction:.3g} %"], fontsize=8, padding=3)
         n_types = layer.peak.shape[-1]
         ticks.append(f"{layer.name}: {layer.n_dead:,} of {layer.n:,}")
         if layer.n > n_types:
-            ticks[-1] += f"\n{layer.n_dead_types} of {n_types} types everywhere"
+            ticks[-1] += f"\n{layer.n_dead_types} of {n_types} types entirely"
         values = layer.peak.flatten().double().sort().values
-        values = torch.cat([values[:1], values])  # from none at all
+        values = torch.cat([values[:1], values])  # the curve starts at 0 %
         heights = torch.linspace(0, 100, len(values))
         curves.step(
             values.tolist(),
             heights.tolist(),
             where="post",
-            color=colour,
+            color=color,
             linestyle=DASHES[row % len(DASHES)],
             marker=MARKERS[row % len(MARKERS)],
             markevery=max(1, len(values) // 8),
@@ -206,9 +209,66 @@ def draw_dead(result: DeadCapsules, out: Path | str, title: str = "") -> None:
     curves.axvline(result.threshold, color="#666666", linewidth=1, linestyle=":")
     curves.set_ylim(0, 102)
     curves.set_xlim(left=0)
-    if any(float(layer.peak.max()) > 5 for layer in known if layer.peak is not None):
+    if any(float(layer.peak.max()) > 5 for layer in measured if layer.peak is not None):
         curves.set_xscale("symlog", linthresh=1)
     curves.legend(fontsize=8, edgecolor="none", framealpha=0.9)
     if title:
         figure.suptitle(title, fontsize=11)
     save_figure(figure, out)
+
+
+# Declaration --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DeadOptions:
+    """Options of the analysis ``dead``.
+
+    Args:
+        threshold: largest activity of a dead capsule, at least 0 and below 1.
+    """
+
+    threshold: float = 0.05
+
+
+def _run(subject: Subject, options: DeadOptions) -> DeadCapsules:
+    batch = subject.batch()
+    progress = subject.track(subject.n_batches(BATCH_SIZE))
+    return dead_capsules(subject.model, batch.images, options.threshold, progress=progress)
+
+
+def _summarize(result: DeadCapsules, classes: Sequence[str]) -> Summary:
+    rows, notes = {}, []
+    for layer in result.layers:
+        if layer.peak is None:
+            rows[layer.name] = {}
+            notes.append(f"{layer.name}: {layer.why}.")
+            continue
+        rows[layer.name] = {
+            "capsules": layer.n,
+            "dead": layer.n_dead,
+            "fraction": layer.fraction,
+            "dead_types": layer.n_dead_types if layer.n > layer.peak.shape[-1] else None,
+            "measure": layer.measure,
+        }
+    columns = {
+        "capsules": Column("capsules", ",d"),
+        "dead": Column("dead", ",d"),
+        "fraction": Column("fraction", "percent"),
+        "dead_types": Column("types dead at all positions", ",d"),
+        "measure": Column("measured by"),
+    }
+    title = f"capsules whose activity never exceeds {result.threshold:g}"
+    return Summary(title, result.n_images, "layer", columns, rows, tuple(notes))
+
+
+DEAD = register_analysis(
+    Analysis(
+        "dead",
+        "capsules that no image activates",
+        _run,
+        _summarize,
+        lambda result, out, title, classes: draw_dead(result, out, title),
+        DeadOptions,
+    )
+)

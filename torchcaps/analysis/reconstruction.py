@@ -1,5 +1,6 @@
-"""What the decoder makes of class capsules: of the right ones, and where the model was wrong."""
+"""Reconstructions from the capsule of the label and from that of the prediction: Sabour 2017, Figure 3."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,22 +10,24 @@ from torch import Tensor
 
 from torchcaps._core.labels import split_labels
 from torchcaps._core.plotting import new_figure, overlay_two_colors, save_figure, show_image
-from torchcaps.analysis.common import Progress, evaluating, outputs, require_decoder
-from torchcaps.models import CapsuleNetwork
+from torchcaps._core.stats import wilson_interval
+from torchcaps.analysis.common import Progress, batched_outputs, eval_mode, require_decoder, round_robin_indices
+from torchcaps.analysis.registry import Analysis, Column, NoOptions, Subject, Summary, register_analysis
+from torchcaps.models import Network
 from torchcaps.models.heads import SharedClassifier
 
-__all__ = ["Reconstructions", "draw_reconstructions", "mixed", "reconstruct", "show_objects"]
+__all__ = ["Reconstructions", "draw_reconstructions", "reconstruct", "show_objects"]
 
 
 @dataclass(frozen=True)
 class Reconstructions:
-    """Images and their decodes, by their labels and by what was predicted.
+    """Images with their reconstructions by label and by prediction.
 
     Shapes:
-        images ``[B, C, H, W]``; labels, predictions ``[B]``, or ``[B, K]`` where an image has ``K`` objects, right
-        predictions in the places of their labels; targets, by_label, by_prediction ``[B, C, H, W]`` or
-        ``[B, K, C, H, W]``; right ``[B]``, truth values; confidence ``[B]``, the (mean) score of what was predicted;
-        error_by_label, error_by_prediction ``[B]``, squared differences from the targets, summed over an image.
+        images ``[B, C, H, W]``; labels, predictions ``[B]``, or ``[B, K]`` for ``K`` objects per image, correct
+        predictions at the positions of their labels; targets, by_label, by_prediction ``[B, C, H, W]`` or
+        ``[B, K, C, H, W]``; correct ``[B]``, bool; confidence ``[B]``, the (mean) score of the predicted classes;
+        error_by_label, error_by_prediction ``[B]``, squared error summed over an image
     """
 
     images: Tensor
@@ -33,88 +36,83 @@ class Reconstructions:
     predictions: Tensor
     by_label: Tensor
     by_prediction: Tensor
-    right: Tensor
+    correct: Tensor
     confidence: Tensor
     error_by_label: Tensor
     error_by_prediction: Tensor
 
 
 def reconstruct(
-    model: CapsuleNetwork,
+    model: Network,
     images: Tensor,
     labels: Tensor,
     targets: Tensor | None = None,
     batch_size: int = 128,
     progress: Progress | None = None,
 ) -> Reconstructions:
-    """Decode images by their label and by their prediction: Sabour 2017, figure 3.
+    """Decode the capsule of the label and that of the prediction, all others masked: Sabour 2017, Figure 3.
 
     Args:
-        model: one with a decoder.
-        images: as the model takes them.
-        labels: ``[B]``; ``[B, K]`` for ``K`` objects in each image.
-        targets: what the decoder should make; by default the images. For several objects, each of them alone.
-        batch_size: images at a time.
+        model: a capsule network with a decoder.
+        images: ``[B, C, H, W]``, as the model takes them.
+        labels: ``[B]``, or ``[B, K]`` for ``K`` objects per image.
+        targets: the reconstruction targets, by default the images; for several objects each of them alone,
+            ``[B, K, C, H, W]``.
+        batch_size: images per forward pass.
         progress: called after each batch.
+
+    >>> import torchcaps
+    >>> model = torchcaps.create_model("capsnet_small", width=4, types=2, hidden=(8,))
+    >>> list(reconstruct(model, torch.rand(2, 1, 28, 28), torch.tensor([3, 8])).by_label.shape)
+    [2, 1, 28, 28]
     """
     network = require_decoder(model, "reconstruction")
     if len(images) == 0:
-        raise ValueError("images must be one or more, got none")
-    numbers = split_labels(labels, network.spec.classes, network.n_objects or 1)[0]
-    if len(numbers) != len(images):
-        raise ValueError(f"labels must be one for each of {len(images)} images, got {list(labels.shape)}")
-    wanted = (*numbers.shape, *network.spec.image)
+        raise ValueError("images must contain at least one image, got none")
+    indices = split_labels(labels, network.spec.classes, network.n_objects or 1)[0]
+    if len(indices) != len(images):
+        raise ValueError(f"labels must have one entry per image ({len(images)}), got {list(labels.shape)}")
+    shape = (*indices.shape, *network.spec.image)
     if targets is None:
-        if numbers.dim() == 2:
-            raise ValueError(f"targets must be given for images of several objects: each alone, {list(wanted)}")
+        if indices.dim() == 2:
+            raise ValueError(f"targets must be given for several objects per image: each alone, {list(shape)}")
         targets = images
-    if targets.shape != wanted:
-        raise ValueError(f"targets must be {list(wanted)}, got {list(targets.shape)}")
-    poses, scores = [], []
-    for output in outputs(network, images, None, batch_size, progress=progress):
+    if targets.shape != shape:
+        raise ValueError(f"targets must be {list(shape)}, got {list(targets.shape)}")
+    poses, all_scores = [], []
+    for output in batched_outputs(network, images, None, batch_size, progress=progress):
         assert output.capsules is not None
         poses.append(output.capsules.pose)
-        scores.append(output.scores)
-    score = torch.cat(scores)
-    predictions = network.predict(score, numbers if numbers.dim() == 2 else None).cpu()
-    with evaluating(network):
+        all_scores.append(output.scores)
+    scores = torch.cat(all_scores)
+    predictions = network.predict(scores, indices if indices.dim() == 2 else None).cpu()
+    with eval_mode(network):
         by_label, by_prediction = (
             torch.cat(
                 [
                     network.decode(pose, part)
-                    for pose, part in zip(poses, chosen.to(score.device).split(batch_size), strict=True)
+                    for pose, part in zip(poses, selected.to(scores.device).split(batch_size), strict=True)
                 ]
             ).cpu()
-            for chosen in (numbers, predictions)
+            for selected in (indices, predictions)
         )
-    score = score.cpu()
+    scores = scores.cpu()
     if isinstance(network.head, SharedClassifier):
-        score = score.softmax(-1)  # logits of different images don't compare
-    confidence = score.gather(1, predictions.reshape(len(score), -1)).mean(1)
-    right = (predictions == numbers.cpu()).reshape(len(images), -1).all(1)
+        scores = scores.softmax(-1)  # logits of different images are not comparable
+    confidence = scores.gather(1, predictions.reshape(len(scores), -1)).mean(1)
+    correct = (predictions == indices.cpu()).reshape(len(images), -1).all(1)
     targets = targets.cpu()
     errors = [(decoded - targets).pow(2).flatten(1).sum(1) for decoded in (by_label, by_prediction)]
     return Reconstructions(
-        images.cpu(), targets, numbers.cpu(), predictions, by_label, by_prediction, right, confidence, *errors
+        images.cpu(), targets, indices.cpu(), predictions, by_label, by_prediction, correct, confidence, *errors
     )
 
 
-# Drawing ---------------------------------------------------------------------------------------------------------
-
-
-def mixed(labels: Tensor, which: Tensor) -> list[int]:
-    """Return the places of the images that ``which`` names, one of each (first) label in turn."""
-    seen: dict[int, int] = {}
-    order = []
-    for place in which.nonzero()[:, 0].tolist():
-        label = int(labels[place].flatten()[0])
-        seen[label] = seen.get(label, 0) + 1
-        order.append((seen[label], label, place))
-    return [place for _, _, place in sorted(order)]
+# Figure -------------------------------------------------------------------------------------------------------------
 
 
 def show_objects(axes: Any, image: Tensor) -> None:
-    """Show an image ``[C, H, W]``, or two objects ``[2, C, H, W]`` over each other in two colours."""
+    """Show an image ``[C, H, W]``, or two objects ``[2, C, H, W]`` overlaid in two colours."""
     if image.dim() == 4:
         image = overlay_two_colors(image[0], image[1]) if len(image) > 1 else image[0]
     show_image(axes, image)
@@ -123,22 +121,28 @@ def show_objects(axes: Any, image: Tensor) -> None:
 def draw_reconstructions(
     result: Reconstructions, out: Path | str, title: str = "", n: int = 10, counts: tuple[int, int] | None = None
 ) -> None:
-    """Draw inputs over outputs under their (label, prediction, reconstruction target): Sabour 2017, figure 3.
+    """Draw inputs above outputs, with label, prediction and reconstruction target (l, p, r): Sabour 2017, Figure 3.
 
-    First up to ``n`` images that are right, then up to ``n / 2`` that are wrong, the most confident first, each
-    decoded by its label and by its prediction. ``counts``: how many are right of how many, where the result holds a
-    selection of them only.
+    First up to ``n`` correctly classified images, then up to ``n / 2`` incorrect ones, the most confident first, each
+    reconstructed by its label and by its prediction.
+
+    Args:
+        result: the return value of `reconstruct`.
+        out: the file, .png, .svg or .pdf.
+        title: above the figure.
+        n: columns, 2 or more.
+        counts: number of correct images and of all images, if ``result`` has a selection of them only.
     """
     if n < 2:
         raise ValueError(f"n must be 2 columns or more, got {n}")
-    right = mixed(result.labels, result.right)[:n]
-    failed = (~result.right).nonzero()[:, 0]
-    failed = failed[result.confidence[failed].argsort(descending=True, stable=True)].tolist()
-    columns = [[(place, result.labels[place], result.by_label[place]) for place in right]]
+    correct = round_robin_indices(result.labels, result.correct)[:n]
+    incorrect = (~result.correct).nonzero()[:, 0]
+    incorrect = incorrect[result.confidence[incorrect].argsort(descending=True, stable=True)].tolist()
+    columns = [[(index, result.labels[index], result.by_label[index]) for index in correct]]
     columns.append([])
-    for place in failed[: n // 2]:
-        columns[1].append((place, result.labels[place], result.by_label[place]))
-        columns[1].append((place, result.predictions[place], result.by_prediction[place]))
+    for index in incorrect[: n // 2]:
+        columns[1].append((index, result.labels[index], result.by_label[index]))
+        columns[1].append((index, result.predictions[index], result.by_prediction[index]))
     several = result.labels.dim() == 2
     side, gap, left = (1.0 if several else 0.75), (0.62 if several else 0.36), 0.62
     width = left + side * max(n, 6) + 0.1
@@ -146,31 +150,80 @@ def draw_reconstructions(
     height = tops[1] + (2 * side + 0.1 if columns[1] else 0.15 - gap)
     figure = new_figure(width, height, layout=None)
 
-    def write(x: float, y: float, words: str, **options: Any) -> None:
-        figure.text(x / width, 1 - y / height, words, fontsize=8, **options)
+    def write(x: float, y: float, text: str, **options: Any) -> None:
+        figure.text(x / width, 1 - y / height, text, fontsize=8, **options)
 
-    n_right, n_all = counts or (int(result.right.sum()), len(result.right))
-    share = f"{n_right:,} of {n_all:,} images right"
-    write(width / 2, 0.06, f"{title}: {share}" if title else share, ha="center", va="top")
-    write(0.08, 0.3, "right, as (l, p, r): label, prediction, what is reconstructed", va="top")
-    words = f"wrong: {n_all - n_right:,}, the most confident first, decoded by label and by prediction"
-    write(0.08, tops[1] - gap - 0.1, words if failed else "no image of these was taken for another class", va="top")
-    if not right:
-        write(left, tops[0] + side, "no image of these is right", va="center")
+    n_correct, n_images = counts or (int(result.correct.sum()), len(result.correct))
+    heading = f"{n_correct:,} of {n_images:,} images correct"
+    write(width / 2, 0.06, f"{title}: {heading}" if title else heading, ha="center", va="top")
+    write(0.08, 0.3, "correct; (l, p, r): label, prediction, reconstructed class", va="top")
+    heading = f"incorrect: {n_images - n_correct:,}, the most confident first, reconstructed by label and by prediction"
+    write(0.08, tops[1] - gap - 0.1, heading if incorrect else "incorrect: none", va="top")
+    if not correct:
+        write(left, tops[0] + side, "none", va="center")
     for top, group in zip(tops, columns, strict=True):
         if group:
             write(0.08, top + side / 2, "input", va="center")
             write(0.08, top + 1.5 * side, "output", va="center")
-        for column, (place, target, decoded) in enumerate(group):
+        for column, (index, target, decoded) in enumerate(group):
             x = left + side * column
-            numbers = [_told(value) for value in (result.labels[place], result.predictions[place], target)]
-            told = "\n".join(f"{name} {words}" for name, words in zip("lpr", numbers, strict=True))
-            write(x + side / 2, top - 0.04, told if several else f"({', '.join(numbers)})", ha="center", va="bottom")
-            for line, picture in enumerate((result.images[place], decoded)):
-                box = (x / width, 1 - (top + side * (line + 1)) / height, 0.94 * side / width, 0.94 * side / height)
-                show_objects(figure.add_axes(box), picture)
+            names = [_join_indices(value) for value in (result.labels[index], result.predictions[index], target)]
+            lines = "\n".join(f"{letter} {name}" for letter, name in zip("lpr", names, strict=True))
+            write(x + side / 2, top - 0.04, lines if several else f"({', '.join(names)})", ha="center", va="bottom")
+            for row, image in enumerate((result.images[index], decoded)):
+                box = (x / width, 1 - (top + side * (row + 1)) / height, 0.94 * side / width, 0.94 * side / height)
+                show_objects(figure.add_axes(box), image)
     save_figure(figure, out)
 
 
-def _told(numbers: Tensor) -> str:
-    return str(int(numbers)) if numbers.dim() == 0 else "+".join(str(number) for number in numbers.tolist())
+def _join_indices(indices: Tensor) -> str:
+    return str(int(indices)) if indices.dim() == 0 else "+".join(str(index) for index in indices.tolist())
+
+
+# Declaration --------------------------------------------------------------------------------------------------------
+
+
+def _run(subject: Subject, options: NoOptions) -> Reconstructions:
+    batch = subject.batch()
+    return reconstruct(
+        subject.model,
+        batch.images,
+        batch.labels,
+        batch.targets,
+        subject.batch_size,
+        subject.track(subject.n_batches()),
+    )
+
+
+def _summarize(result: Reconstructions, classes: Sequence[str]) -> Summary:
+    rows: dict[str, dict[str, Any]] = {}
+    for name, mask in (("correct", result.correct), ("incorrect", ~result.correct)):
+        errors = (result.error_by_label, result.error_by_prediction)
+        means = [float(error[mask].mean()) if bool(mask.any()) else None for error in errors]
+        rows[name] = {"images": int(mask.sum()), "error_by_label": means[0], "error_by_prediction": means[1]}
+    columns = {
+        "images": Column("images", ",d"),
+        "error_by_label": Column("error by label", ".2f"),
+        "error_by_prediction": Column("error by prediction", ".2f"),
+    }
+    n_images, n_correct = len(result.correct), rows["correct"]["images"]
+    low, high = wilson_interval(n_correct, n_images)
+    notes = (
+        f"Accuracy {100 * n_correct / n_images:.2f} % (95 % interval {100 * low:.2f} to {100 * high:.2f} %).",
+        "Errors are squared errors, summed over an image and averaged over images.",
+    )
+    details = {"accuracy": n_correct / n_images, "interval": (low, high)}
+    title = "reconstruction error by label and by prediction"
+    return Summary(title, n_images, "prediction", columns, rows, notes, details)
+
+
+RECONSTRUCTION = register_analysis(
+    Analysis(
+        "reconstruction",
+        "reconstructions from the capsules of label and prediction, correct and incorrect images",
+        _run,
+        _summarize,
+        lambda result, out, title, classes: draw_reconstructions(result, out, title),
+        n_images=1_000,
+    )
+)

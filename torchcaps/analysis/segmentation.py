@@ -1,5 +1,6 @@
-"""Which pixel belongs to which of two digits that lie over each other."""
+"""Segmentation of overlapping digits by their reconstructions: Sabour 2017, section 6 and Figure 5."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,30 +9,33 @@ import torch
 from torch import Tensor
 
 from torchcaps._core.plotting import new_figure, save_figure
-from torchcaps.analysis.common import Progress, outputs, require_decoder
-from torchcaps.analysis.reconstruction import mixed, reconstruct, show_objects
-from torchcaps.models import CapsuleNetwork
+from torchcaps._core.stats import wilson_interval
+from torchcaps.analysis.common import Progress, batched_outputs, require_decoder, round_robin_indices
+from torchcaps.analysis.reconstruction import reconstruct, show_objects
+from torchcaps.analysis.registry import Analysis, Column, Subject, Summary, register_analysis
+from torchcaps.models import Network
 
-__all__ = ["Segmentation", "draw_segmentation", "intersection_over_union", "segment"]
+__all__ = ["Segmentation", "SegmentationOptions", "draw_segmentation", "intersection_over_union", "segment"]
 
 
 @dataclass(frozen=True)
 class Segmentation:
-    """Two objects of an image told apart by their decodes, with how well that went.
+    """Objects of an image segmented by their reconstructions, and the scores.
 
     Shapes:
-        images ``[B, C, H, W]``; labels, predictions ``[B, K]``, right predictions in the places of their labels;
-        right ``[B]``; by_label, by_prediction ``[B, K, C, H, W]``, decodes; masks_by_label, masks_by_prediction, truth
-        ``[B, K, H, W]``, truth values; iou_by_label, iou_by_prediction, baseline ``[B, K]``, intersection over union
-        with the true ink, the baseline with all ink of the image given to every object; absent ``[B]``, a class that is
-        neither label nor prediction, absent_decoded ``[B, C, H, W]`` its decode and absent_ink ``[B]`` the inked pixels
-        of that over those of the image: 0 where nothing is drawn. Last the means, and the threshold of ink.
+        images ``[B, C, H, W]``; labels, predictions ``[B, K]``, correct predictions at the positions of their labels;
+        correct ``[B]``, bool; by_label, by_prediction ``[B, K, C, H, W]``, reconstructions; masks_by_label,
+        masks_by_prediction, truth ``[B, K, H, W]``, bool; iou_by_label, iou_by_prediction, baseline ``[B, K]``,
+        intersection over union with the true foreground, the baseline with the image's foreground as every object's
+        mask; absent ``[B]``, a class that is neither label nor prediction, absent_decoded ``[B, C, H, W]`` its
+        reconstruction, and absent_foreground ``[B]`` the number of foreground pixels of that over the image's. Then the
+        means, and the threshold of the foreground.
     """
 
     images: Tensor
     labels: Tensor
     predictions: Tensor
-    right: Tensor
+    correct: Tensor
     by_label: Tensor
     by_prediction: Tensor
     masks_by_label: Tensor
@@ -42,16 +46,16 @@ class Segmentation:
     baseline: Tensor
     absent: Tensor
     absent_decoded: Tensor
-    absent_ink: Tensor
+    absent_foreground: Tensor
     mean_by_label: float
     mean_by_prediction: float
     mean_baseline: float
-    mean_absent_ink: float
+    mean_absent_foreground: float
     threshold: float
 
 
 def segment(
-    model: CapsuleNetwork,
+    model: Network,
     images: Tensor,
     labels: Tensor,
     targets: Tensor,
@@ -60,32 +64,32 @@ def segment(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Segmentation:
-    """Give each pixel to every object whose decode inks it: Sabour 2017, section 6 and figure 5.
+    """Assign each pixel to every object whose reconstruction covers it: Sabour 2017, section 6 and Figure 5.
 
-    Each object is decoded by itself, from the capsule of its class, and compared with its true ink: intersection
-    over union. The baseline gives all ink of the image to every object: what a decode must beat to have told
-    objects apart. The image's ink is that of its objects added up, at most 1, as MultiMNIST makes images.
-
-    Deviation: the paper gives a pixel to all digits with "non-zero intensity", but a sigmoid is never zero, and
-    gives no score. Here ink is what lies over ``threshold``, the same for decodes and targets. Half is where a decode
-    that is best in squared error says that ink is likelier than paper; decodes that are still blurred hardly get there,
-    and score better at a lower one.
+    Each object is reconstructed from the capsule of its class alone and compared with its true foreground by
+    intersection over union. The baseline uses the image's foreground as the mask of every object: a reconstruction has
+    to beat it to segment at all. The image is the sum of its objects, clipped at 1, as in MultiMNIST.
 
     Args:
-        model: one with a decoder, for images of several objects.
-        images: as the model takes them.
-        labels: ``[B, K]`` class numbers, or zeros and ones ``[B, classes]``.
+        model: a capsule network with a decoder, for several objects per image.
+        images: ``[B, C, H, W]``, as the model takes them.
+        labels: class indices ``[B, K]``, or zeros and ones ``[B, classes]``.
         targets: each object alone, ``[B, K, C, H, W]`` in 0..1, in the order of the labels.
-        threshold: of ink.
-        batch_size: images at a time.
-        seed: of the absent classes, which are drawn at random.
+        threshold: pixels above it are foreground.
+        batch_size: images per forward pass.
+        seed: seed of the absent classes, which are drawn at random.
         progress: called after each batch.
+
+    Deviation: the paper assigns a pixel to all digits with "non-zero intensity" and gives no score, but a sigmoid is
+    never zero. Here foreground is above ``threshold``, for reconstructions and targets alike. At 0.5 a reconstruction
+    that minimises the squared error says that foreground is more likely than background; blurred reconstructions hardly
+    reach it and score better with a lower threshold.
     """
     network = require_decoder(model, "segmentation")
     if network.n_objects is None or network.n_objects < 2:
         raise ValueError(
-            f"segmentation needs images of several objects, and {network.name} takes them with one: "
-            "take a model such as sabour2017_multimnist"
+            f"segmentation needs several objects per image, but {network.name} takes one: "
+            "use a model such as sabour2017_multimnist"
         )
     if not 0 < threshold < 1:
         raise ValueError(f"threshold must lie between 0 and 1, got {threshold}")
@@ -94,27 +98,29 @@ def segment(
             f"segmentation needs a class that is neither label nor prediction: more than {2 * network.n_objects} "
             f"classes, got {network.spec.classes}"
         )
-    found = reconstruct(network, images, labels, targets, batch_size, progress)
-    masks_by_label, masks_by_prediction = _ink(found.by_label, threshold), _ink(found.by_prediction, threshold)
-    truth = _ink(found.targets, threshold)
-    whole = _ink(found.targets.sum(1).clamp(max=1), threshold)  # [B, H, W]
+    decoded = reconstruct(network, images, labels, targets, batch_size, progress)
+    masks_by_label = _foreground(decoded.by_label, threshold)
+    masks_by_prediction = _foreground(decoded.by_prediction, threshold)
+    truth = _foreground(decoded.targets, threshold)
+    image_mask = _foreground(decoded.targets.sum(1).clamp(max=1), threshold)  # [B, H, W]
     by_label = intersection_over_union(masks_by_label, truth)
     by_prediction = intersection_over_union(masks_by_prediction, truth)
-    baseline = intersection_over_union(whole.unsqueeze(1).expand_as(truth), truth)
-    absent = _absent(found.labels, found.predictions, network.spec.classes, seed)
-    drawn = []
-    for number, output in enumerate(outputs(network, images, None, batch_size)):
-        part = absent[number * batch_size : (number + 1) * batch_size]
-        drawn.append(network.decode(output, part.to(output.scores.device)).cpu())
-    absent_decoded = torch.cat(drawn)
-    absent_ink = _ink(absent_decoded, threshold).flatten(1).sum(1) / whole.flatten(1).sum(1).clamp_min(1)
+    baseline = intersection_over_union(image_mask.unsqueeze(1).expand_as(truth), truth)
+    absent = _draw_absent_classes(decoded.labels, decoded.predictions, network.spec.classes, seed)
+    parts = []
+    for number, output in enumerate(batched_outputs(network, images, None, batch_size)):
+        classes = absent[number * batch_size : (number + 1) * batch_size]
+        parts.append(network.decode(output, classes.to(output.scores.device)).cpu())
+    absent_decoded = torch.cat(parts)
+    n_absent = _foreground(absent_decoded, threshold).flatten(1).sum(1)
+    absent_foreground = n_absent / image_mask.flatten(1).sum(1).clamp_min(1)
     return Segmentation(
-        images=found.images,
-        labels=found.labels,
-        predictions=found.predictions,
-        right=found.right,
-        by_label=found.by_label,
-        by_prediction=found.by_prediction,
+        images=decoded.images,
+        labels=decoded.labels,
+        predictions=decoded.predictions,
+        correct=decoded.correct,
+        by_label=decoded.by_label,
+        by_prediction=decoded.by_prediction,
         masks_by_label=masks_by_label,
         masks_by_prediction=masks_by_prediction,
         truth=truth,
@@ -123,110 +129,174 @@ def segment(
         baseline=baseline,
         absent=absent,
         absent_decoded=absent_decoded,
-        absent_ink=absent_ink,
+        absent_foreground=absent_foreground,
         mean_by_label=float(by_label.double().mean()),
         mean_by_prediction=float(by_prediction.double().mean()),
         mean_baseline=float(baseline.double().mean()),
-        mean_absent_ink=float(absent_ink.double().mean()),
+        mean_absent_foreground=float(absent_foreground.double().mean()),
         threshold=threshold,
     )
 
 
-def _ink(images: Tensor, threshold: float) -> Tensor:
-    """Return where any channel is over the threshold: ``[..., C, H, W] -> [..., H, W]``."""
+def _foreground(images: Tensor, threshold: float) -> Tensor:
+    """Return whether any channel is above the threshold: ``[..., C, H, W] -> [..., H, W]``."""
     return images.amax(-3) > threshold
 
 
 def intersection_over_union(masks: Tensor, truth: Tensor) -> Tensor:
-    """Return what two masks share over what they cover together; 1 where both are empty.
+    """Return the intersection over union of two masks; 1 if both are empty.
 
     Shapes:
-        truth values ``[..., H, W] -> [...]``
+        bool ``[..., H, W] -> [...]``
     """
-    both, either = ((m.flatten(-2).sum(-1)).double() for m in (masks & truth, masks | truth))
-    return torch.where(either > 0, both / either.clamp_min(1), 1.0).float()
+    intersection, union = ((m.flatten(-2).sum(-1)).double() for m in (masks & truth, masks | truth))
+    return torch.where(union > 0, intersection / union.clamp_min(1), 1.0).float()
 
 
-def _absent(labels: Tensor, predictions: Tensor, n_classes: int, seed: int) -> Tensor:
-    """Draw for each image a class that is neither among its labels nor predicted."""
+def _draw_absent_classes(labels: Tensor, predictions: Tensor, n_classes: int, seed: int) -> Tensor:
+    """Draw for each image a class that is neither a label nor predicted: ``[B]``."""
     present = torch.zeros(len(labels), n_classes).scatter_(1, labels, 1.0).scatter_(1, predictions, 1.0)
     return torch.multinomial(1 - present, 1, generator=torch.Generator().manual_seed(seed))[:, 0]
 
 
-# Drawing ---------------------------------------------------------------------------------------------------------
+# Figure -------------------------------------------------------------------------------------------------------------
 
 
 def draw_segmentation(
     result: Segmentation, out: Path | str, title: str = "", n: int = 8, counts: tuple[int, int] | None = None
 ) -> None:
-    """Draw images over the decodes of their two digits, one in orange and one in blue: Sabour 2017, figure 5.
+    """Draw images above the reconstructions of their two digits, in orange and blue: Sabour 2017, Figure 5.
 
-    Above each stand R, the classes that are decoded, and L, the labels. First ``n`` that are right, then up to
-    ``n / 2`` that are wrong, decoded by their labels (R:l) and by what was predicted (R:p), then ``n`` pairs of a
-    label and a class that is neither label nor prediction (*), of which nothing should be seen. ``counts``: how many
-    are right of how many, where the result holds a selection of them only.
+    Above each image are R, the reconstructed classes, and L, the labels. First ``n`` correctly classified images, then
+    up to ``n / 2`` incorrect ones, reconstructed by label (R:l) and by prediction (R:p), then ``n`` pairs of a label
+    and a class that is neither label nor prediction (*), which should be invisible.
+
+    Args:
+        result: the return value of `segment`.
+        out: the file, .png, .svg or .pdf.
+        title: above the figure.
+        n: columns, 2 or more.
+        counts: number of correct images and of all images, if ``result`` has a selection of them only.
     """
     if n < 2:
         raise ValueError(f"n must be 2 columns or more, got {n}")
-    right = mixed(result.labels, result.right)
-    wrong = mixed(result.labels, ~result.right)
+    correct = round_robin_indices(result.labels, result.correct)
+    incorrect = round_robin_indices(result.labels, ~result.correct)
     failures = []
-    for place in wrong[: n // 2]:
-        label, told = result.labels[place].tolist(), result.predictions[place].tolist()
-        failures.append((place, f"R:l{_pair(label)}", result.by_label[place]))
-        failures.append((place, f"R:p{_pair(told)}", result.by_prediction[place]))
+    for index in incorrect[: n // 2]:
+        label, predicted = result.labels[index].tolist(), result.predictions[index].tolist()
+        failures.append((index, f"R:l{_join_classes(label)}", result.by_label[index]))
+        failures.append((index, f"R:p{_join_classes(predicted)}", result.by_prediction[index]))
     absent = []
-    for place in (right[n:] + right[:n] or wrong)[:n]:
-        label, other = int(result.labels[place, 0]), int(result.absent[place])
-        pair = torch.stack([result.by_label[place, 0], result.absent_decoded[place]])
-        absent.append((place, f"R:({label}, {other}*)", pair))
-    whole = [(place, f"R:{_pair(result.labels[place].tolist())}", result.by_label[place]) for place in right[:n]]
-    iou = f"IoU {result.mean_by_label:.3f} by label, {result.mean_by_prediction:.3f} by prediction"
-    n_right, n_all = counts or (len(right), len(result.right))
-    groups = [
-        (f"right: {n_right:,} of {n_all:,} images", whole),
-        (f"wrong: {n_all - n_right:,}" if wrong else "no image of these is wrong", failures),
-        (f"*: absent from image and prediction; inks {100 * result.mean_absent_ink:.1f} % of the image's ink", absent),
+    for index in (correct[n:] + correct[:n] or incorrect)[:n]:
+        label, other = int(result.labels[index, 0]), int(result.absent[index])
+        pair = torch.stack([result.by_label[index, 0], result.absent_decoded[index]])
+        absent.append((index, f"R:({label}, {other}*)", pair))
+    examples = [
+        (index, f"R:{_join_classes(result.labels[index].tolist())}", result.by_label[index]) for index in correct[:n]
     ]
-    _draw_groups(
-        groups,
-        f"{title}: {iou}" if title else iou,
-        f"all ink given to both: {result.mean_baseline:.3f}; ink is over {result.threshold:g}",
-        result,
-        n,
-        out,
-    )
+    iou = f"IoU {result.mean_by_label:.3f} by label, {result.mean_by_prediction:.3f} by prediction"
+    n_correct, n_images = counts or (len(correct), len(result.correct))
+    absent_percent = 100 * result.mean_absent_foreground
+    groups = [
+        (f"correct: {n_correct:,} of {n_images:,} images", examples),
+        (f"incorrect: {n_images - n_correct:,}" if incorrect else "incorrect: none", failures),
+        (f"*: class neither present nor predicted; {absent_percent:.1f} % of the image's foreground pixels", absent),
+    ]
+    subtitle = f"baseline {result.mean_baseline:.3f}: image foreground as both masks; threshold {result.threshold:g}"
+    _draw_groups(groups, f"{title}: {iou}" if title else iou, subtitle, result, n, out)
 
 
 def _draw_groups(
-    groups: list[tuple[str, list[Any]]], title: str, below: str, result: Segmentation, n: int, out: Path | str
+    groups: list[tuple[str, list[Any]]], title: str, subtitle: str, result: Segmentation, n: int, out: Path | str
 ) -> None:
     side, left = 0.95, 0.62
     width = left + side * max(n, 6) + 0.1
-    tall = [0.75 + 2 * side if columns else 0.4 for _, columns in groups]
-    height = 0.5 + sum(tall) + 0.05
+    heights = [0.75 + 2 * side if columns else 0.4 for _, columns in groups]
+    height = 0.5 + sum(heights) + 0.05
     figure = new_figure(width, height, layout=None)
 
-    def write(x: float, y: float, words: str, **options: Any) -> None:
-        figure.text(x / width, 1 - y / height, words, **{"fontsize": 8, **options})
+    def write(x: float, y: float, text: str, **options: Any) -> None:
+        figure.text(x / width, 1 - y / height, text, **{"fontsize": 8, **options})
 
-    write(width / 2, 0.06, f"{title}\n{below}", ha="center", va="top")
+    write(width / 2, 0.06, f"{title}\n{subtitle}", ha="center", va="top")
     top = 0.5
-    for (words, columns), size in zip(groups, tall, strict=True):
-        write(0.08, top + 0.04, words, va="top", fontweight="bold")
-        for line, name in enumerate(("input", "decodes") if columns else ()):
-            write(0.08, top + 0.68 + side * (line + 0.5), name, va="center")
-        for column, (place, told, pair) in enumerate(columns):
+    for (heading, columns), group_height in zip(groups, heights, strict=True):
+        write(0.08, top + 0.04, heading, va="top", fontweight="bold")
+        for row, name in enumerate(("input", "output") if columns else ()):
+            write(0.08, top + 0.68 + side * (row + 0.5), name, va="center")
+        for column, (index, text, pair) in enumerate(columns):
             x = left + side * column
-            told = f"{told}\nL:{_pair(result.labels[place].tolist())}"
-            write(x + 0.47 * side, top + 0.62, told, ha="center", va="bottom", fontsize=7.5)
-            for line, picture in enumerate((result.images[place], pair)):
-                y = top + 0.66 + side * (line + 1)
+            text = f"{text}\nL:{_join_classes(result.labels[index].tolist())}"
+            write(x + 0.47 * side, top + 0.62, text, ha="center", va="bottom", fontsize=7.5)
+            for row, picture in enumerate((result.images[index], pair)):
+                y = top + 0.66 + side * (row + 1)
                 box = (x / width, 1 - y / height, 0.94 * side / width, 0.94 * side / height)
                 show_objects(figure.add_axes(box), picture)
-        top += size
+        top += group_height
     save_figure(figure, out)
 
 
-def _pair(numbers: list[int]) -> str:
-    return "(" + ", ".join(str(number) for number in numbers) + ")"
+def _join_classes(classes: list[int]) -> str:
+    return "(" + ", ".join(str(index) for index in classes) + ")"
+
+
+# Declaration --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SegmentationOptions:
+    """Options of the analysis ``segmentation``.
+
+    Args:
+        threshold: pixels above it are foreground, between 0 and 1.
+        seed: seed of the absent classes.
+    """
+
+    threshold: float = 0.5
+    seed: int = 0
+
+
+def _run(subject: Subject, options: SegmentationOptions) -> Segmentation:
+    batch = subject.batch()
+    return segment(
+        subject.model,
+        batch.images,
+        batch.labels,
+        batch.targets,
+        options.threshold,
+        subject.batch_size,
+        options.seed,
+        subject.track(subject.n_batches()),
+    )
+
+
+def _summarize(result: Segmentation, classes: Sequence[str]) -> Summary:
+    means = {
+        "reconstruction by label": result.mean_by_label,
+        "reconstruction by prediction": result.mean_by_prediction,
+        "image foreground (baseline)": result.mean_baseline,
+    }
+    n_images, n_correct = len(result.correct), int(result.correct.sum())
+    low, high = wilson_interval(n_correct, n_images)
+    notes = (
+        f"A class that is neither present nor predicted covers {100 * result.mean_absent_foreground:.2f} % of the "
+        "image's foreground.",
+        f"Accuracy {100 * n_correct / n_images:.2f} % (95 % interval {100 * low:.2f} to {100 * high:.2f} %).",
+    )
+    details = {"absent_foreground": result.mean_absent_foreground, "accuracy": n_correct / n_images}
+    rows = {name: {"iou": mean} for name, mean in means.items()}
+    title = f"segmentation of overlapping objects, foreground above {result.threshold:g}"
+    return Summary(title, n_images, "mask", {"iou": Column("mean IoU", ".3f")}, rows, notes, details)
+
+
+SEGMENTATION = register_analysis(
+    Analysis(
+        "segmentation",
+        "segmentation of overlapping objects by their reconstructions",
+        _run,
+        _summarize,
+        lambda result, out, title, classes: draw_segmentation(result, out, title),
+        SegmentationOptions,
+    )
+)

@@ -1,8 +1,12 @@
-"""``torchcaps analyze``."""
+"""``torchcaps analyze``: run a registered analysis on one or several run directories, as a table, JSON and a figure."""
 
+import dataclasses
+import functools
 import json
 import os
 import sys
+import typing
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,162 +15,263 @@ from rich.console import Console
 from rich.progress import Progress
 
 from torchcaps._core.optional import import_optional
-from torchcaps._core.plotting import FIGURE_SUFFIXES as ENDINGS
+from torchcaps._core.plotting import FIGURE_SUFFIXES
+from torchcaps._core.serialize import to_json
+from torchcaps.analysis import ANALYSES, Analysis, AnalysisReport, Subject, Summary, run_analysis
 from torchcaps.cli.console import print_table, start_table
 from torchcaps.cli.images import BELOW, add_data_flags, chosen_images
-from torchcaps.cli.kinds import KINDS, Found, Job, Kind
-from torchcaps.cli.parser import Parser
-from torchcaps.cli.words import Flags
+from torchcaps.cli.parser import Parser, described
+from torchcaps.cli.words import Flags, free_words
+from torchcaps.data import Dataset
 from torchcaps.training.inference import Trained, load_run
 from torchcaps.training.setup import some_of
 
 __all__ = ["analyze_command"]
 
 DESCRIPTION = (
-    "Ask a trained network what it knows: numbers, and a figure. The last word says which analysis; those with a * "
-    "compare several runs. Examples: torchcaps analyze runs/capsnet_small-digits-1 perturbation --out fig.png; "
+    "Run an analysis of a trained network: a table and a figure. The name of the analysis comes last; those marked * "
+    "compare several runs. 'torchcaps analyze NAME --help' shows the options of one analysis. "
+    "Examples: torchcaps analyze runs/capsnet_small-digits-1 perturbation --out figure.png; "
     "torchcaps analyze runs/mine-1 runs/mine-2 affine; "
     "torchcaps analyze runs/mine-1 attack --method pgd --eps 16 --source runs/mine-2"
 )
-# What only some kinds take, and of what type and meaning.
-OWN: dict[str, tuple[Any, str]] = {
-    "before_tanh": (bool, "read capsules before their tanh (attention routing)"),
-    "class": (str | None, "the class whose capsule is moved (default: that of the first image that is recognised)"),
-    "epochs": (int | None, "of the GAN (default: 5)"),
-    "eps": (float | None, "the largest change of a pixel, in levels out of 255 (default: 8; universal: 32)"),
-    "iterations": (int | None, "of routing (default: 5), of bim and pgd (10), of the generator (universal: 1000)"),
-    "method": (Literal["fgsm", "bim", "pgd"] | None, "fgsm, bim or pgd (default: fgsm)"),
-    "source": (str | None, "a run whose gradients mislead the others (default: each run's own)"),
-    "threshold": (float | None, "of ink (segmentation, default: 0.5), of what is awake (dead, default: 0.05)"),
-    "train_images": (int | None, "what the generator learns from (default: 10,000; of the GAN: all)"),
-    "width": (float | None, "of the GAN: 1 is the published one (default: 1)"),
-}
+BATCH_SIZE = 100  # images per forward pass
 
 
 class _AnalyzeParser(Parser):
-    """A parser whose help ends with the kinds."""
+    """A parser whose help ends with the list of analyses, unless one of them is named."""
+
+    analysis: Analysis | None = None
 
     def format_help(self, *args: Any, **kwargs: Any) -> str:
-        """Return the help."""
+        """Return the help text."""
+        text = super().format_help(*args, **kwargs).rstrip("\n") + "\n"
+        if self.analysis is not None:
+            return text
         lines = []
-        for name, kind in KINDS.items():
-            own = ", ".join(f"--{flag.replace('_', '-')}" for flag in kind.flags)
-            mark = "*" if kind.several else ""
-            lines.append(f"  {name + mark:<15} {kind.about}" + (f" ({own})" if own else ""))
-        return super().format_help(*args, **kwargs).rstrip("\n") + "\n\nkinds:\n" + "\n".join(lines) + "\n"
+        for name in ANALYSES:
+            analysis = ANALYSES.get(name)
+            mark = "*" if analysis.compares_models else ""
+            options = ", ".join(map(_flag, analysis.flags))
+            lines.append(f"  {name + mark:<15} {analysis.description}" + (f" ({options})" if options else ""))
+        return text + "\nanalyses:\n" + "\n".join(lines) + "\n"
 
 
 def analyze_command(words: list[str]) -> None:
-    """Ask a trained network what it knows."""
-    sys.path.insert(0, os.getcwd())
+    """Run an analysis of one or several runs."""
+    sys.path.insert(0, os.getcwd())  # import paths of the user's own classes
+    switches = {"--json", *(flag for name in ANALYSES for flag in _switches(ANALYSES.get(name)))}
+    free = free_words(words, switches)
+    analysis = ANALYSES.get(free[-1]) if free and free[-1] in ANALYSES else None
+    parser = _make_parser(analysis, words)
+    if analysis is not None:
+        _check_flags(parser, analysis, words)
+    flags = Flags(parser.flags, switches=switches, below=BELOW, who="analyze")
+    words, _ = flags.read(parser, words)
+    words.sort(key=lambda word: word.startswith("--"))  # runs and name first, wherever they are
+    arguments = parser.parse_args(words)
+    if analysis is None:
+        _reject_name(parser, arguments)
+    _check_arguments(parser, analysis, arguments)
+    out = _figure_path(parser, arguments)
+    if arguments.num_threads is not None:
+        torch.set_num_threads(arguments.num_threads)
+    runs = [load_run(path, arguments.weights) for path in arguments.runs]
+    if out is not None:
+        import_optional("matplotlib.figure", "drawing")  # fail before the analysis runs, not after it
+    dataset = chosen_images(runs[0], arguments)
+    n_images = arguments.images or analysis.n_images
+    dataset = dataset if n_images is None else some_of(dataset, min(len(dataset), n_images))
+    with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as bar:
+        subjects = [_subject(name, run, dataset, arguments, bar) for name, run in _run_names(runs).items()]
+        report = run_analysis(analysis.name, subjects, **_options(analysis, dataset, arguments))
+    files = [] if out is None else report.draw(out)
+    if arguments.json:
+        print(json.dumps(_report_as_json(report, runs, dataset, files), indent=2))
+    else:
+        _print_report(report, runs, dataset, files)
+
+
+# Flags --------------------------------------------------------------------------------------------------------------
+
+
+def _make_parser(analysis: Analysis | None, words: list[str]) -> _AnalyzeParser:
+    """Return the parser with the flags of all analyses and, if one is named, its own."""
     parser = _AnalyzeParser(prog="torchcaps analyze", description=DESCRIPTION)
-    parser.add_argument("runs", nargs="+", help="folders of runs")
-    parser.add_argument("kind", help="one of the kinds below")
-    parser.add_argument("--out", type=str | None, help="the figure, .png, .svg or .pdf (default: RUN/figures/KIND.png)")
-    parser.add_argument("--images", type=int | None, help="so many, always the same ones (default: as the kind needs)")
-    parser.add_argument("--seed", type=int, default=0, help="of whatever is drawn at random")
+    parser.analysis = analysis
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="run directories")
+    parser.add_argument("name", metavar="NAME", help="the analysis, one of 'torchcaps analyze --help'")
+    parser.add_argument(
+        "--out", type=str | None, help="file of the figure, .png, .svg or .pdf (default: RUN/figures/NAME.png)"
+    )
+    default = "the whole data set" if analysis is None or analysis.n_images is None else f"{analysis.n_images:,}"
+    default = "depends on the analysis" if analysis is None else default
+    parser.add_argument(
+        "--images", type=int | None, help=f"number of images, always the same ones (default: {default})"
+    )
     parser.add_argument(
         "--weights",
         type=Literal["last", "best", "ema"] | None,
-        help="last, best or average (default: as the run's recipe says)",
+        help="weights to load: last, best (on the validation set) or ema (default: eval_weights of the run)",
     )
-    parser.add_argument("--num-threads", type=int | None, help="of the CPU")
-    parser.add_argument("--json", action="store_true", help="for machines; no figure unless --out is given")
+    parser.add_argument("--num-threads", type=int | None, help="number of CPU threads (default: chosen by PyTorch)")
+    parser.add_argument("--json", action="store_true", help="print JSON; no figure is drawn unless --out is given")
     add_data_flags(parser, words)
-    for name, (kind, text) in OWN.items():
-        default = False if kind is bool else None
-        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, default=default, help=text)
-    flags = Flags(parser.flags, switches={"--json", "--before-tanh"}, below=BELOW, who="analyze")
-    words, given = flags.read(parser, words)
-    words.sort(key=lambda word: word.startswith("--"))  # runs and kind first, wherever they stood
-    options = parser.parse_args(words)
-    kind = _kind(parser, options, given)
-    out = _out(parser, options)
-    if options.num_threads is not None:
-        torch.set_num_threads(options.num_threads)
-    runs = [load_run(path, options.weights) for path in options.runs]
-    if out is not None:
-        import_optional("matplotlib.figure", "drawing")  # say so before the work, not after it
-    whole = chosen_images(runs[0], options)
-    dataset = some_of(whole, min(len(whole), options.images or kind.images))
-    with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as bar:
-        job = Job(_named(runs), dataset, options, bar)
-        found = kind.work(job)
-    files = [] if out is None else found.draw(out)
-    if options.json:
-        print(json.dumps(_as_json(job, found, files), indent=2))
-    else:
-        _show(job, found, files)
+    if analysis is not None:
+        group = parser.add_argument_group(f"options of {analysis.name}: {analysis.description}")
+        for field in dataclasses.fields(analysis.options):
+            kind = str | None if _is_run(analysis, field.name) else _option_type(analysis, field.name)
+            text = described(analysis.options, field.name)
+            group.add_argument(_flag(field.name), type=kind, default=field.default, help=text)
+    return parser
 
 
-def _kind(parser: Parser, options: Any, given: set[str]) -> Kind:
-    """Return the kind; refuse what it does not go with."""
-    name, there = options.kind, ", ".join(KINDS)
-    if name not in KINDS:
-        if options.runs[0] in KINDS:
-            parser.error(f"the kind comes last: torchcaps analyze RUN {options.runs[0]}")
-        parser.error(f"the last word must be the kind of analysis, one of {there}, got {name!r}")
-    kind = KINDS[name]
-    if len(options.runs) > 1 and not kind.several:
-        several = ", ".join(name for name, other in KINDS.items() if other.several)
-        parser.error(f"{name} is of one run, got {len(options.runs)}: those that compare several are {several}")
-    if len({os.path.realpath(os.path.expanduser(run)) for run in options.runs}) < len(options.runs):
-        parser.error("each run once: there is nothing to compare a run with itself by")
-    for flag in sorted(given):
-        own = flag[2:].replace("-", "_")
-        if own in OWN and own not in kind.flags:
-            takers = ", ".join(name for name, other in KINDS.items() if own in other.flags)
-            parser.error(f"{flag} is for {takers}, not for {name}")
-    for own in ("num_threads", "images", "iterations", "epochs", "train_images"):
-        if options[own] is not None and options[own] < 1:
-            parser.error(f"--{own.replace('_', '-')} must be 1 or more, got {options[own]}")
-    return kind
+def _flag(option: str) -> str:
+    return f"--{option.replace('_', '-')}"
 
 
-def _out(parser: Parser, options: Any) -> Path | None:
-    """Return where the figure goes."""
-    if options.out is None:
-        return None if options.json else Path(options.runs[0]).expanduser() / "figures" / f"{options.kind}.png"
-    out = Path(options.out).expanduser()
-    if out.suffix.lower() not in ENDINGS:
-        parser.error(f"--out must end in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}, got {options.out!r}")
+def _option_type(analysis: Analysis, option: str) -> Any:
+    return typing.get_type_hints(analysis.options)[option]
+
+
+def _is_run(analysis: Analysis, option: str) -> bool:
+    """Return whether an option is another network, given by its run directory."""
+    return Subject in (kind := _option_type(analysis, option), *typing.get_args(kind))
+
+
+def _switches(analysis: Analysis) -> list[str]:
+    """Return the flags of an analysis that need no value."""
+    return [_flag(option) for option in analysis.flags if _option_type(analysis, option) is bool]
+
+
+def _check_flags(parser: Parser, analysis: Analysis, words: list[str]) -> None:
+    """Reject flags that are options of other analyses only."""
+    for word in words:
+        option = word.partition("=")[0].removeprefix("--").replace("-", "_")
+        if word.startswith("--") and option not in analysis.flags:
+            owners = [name for name in ANALYSES if option in ANALYSES.get(name).flags]
+            if owners:
+                parser.error(f"{_flag(option)} is an option of {', '.join(owners)}, not of {analysis.name}")
+
+
+def _reject_name(parser: Parser, arguments: Any) -> typing.NoReturn:
+    if arguments.runs[0] in ANALYSES:
+        parser.error(f"the name of the analysis comes last: torchcaps analyze RUN {arguments.runs[0]}")
+    parser.error(f"the last argument must be an analysis, one of {', '.join(ANALYSES)}, got {arguments.name!r}")
+
+
+def _check_arguments(parser: Parser, analysis: Analysis, arguments: Any) -> None:
+    """Reject values that do not fit the analysis."""
+    if len(arguments.runs) > 1 and not analysis.compares_models:
+        several = ", ".join(name for name in ANALYSES if ANALYSES.get(name).compares_models)
+        parser.error(
+            f"{analysis.name} takes one run, got {len(arguments.runs)}; analyses that compare several runs: {several}"
+        )
+    if len({os.path.realpath(os.path.expanduser(run)) for run in arguments.runs}) < len(arguments.runs):
+        parser.error(f"each run can be given once, got {', '.join(arguments.runs)}")
+    for option in ("num_threads", "images"):
+        if arguments[option] is not None and arguments[option] < 1:
+            parser.error(f"{_flag(option)} must be 1 or more, got {arguments[option]}")
+    if arguments.images is not None and analysis.n_images is None:
+        parser.error(f"--images does not apply to {analysis.name}, which generates its images: see its options")
+
+
+def _figure_path(parser: Parser, arguments: Any) -> Path | None:
+    """Return the file of the figure; ``None`` if none is drawn."""
+    if arguments.out is None:
+        return None if arguments.json else Path(arguments.runs[0]).expanduser() / "figures" / f"{arguments.name}.png"
+    out = Path(arguments.out).expanduser()
+    if out.suffix.lower() not in FIGURE_SUFFIXES:
+        parser.error(f"--out must end in {', '.join(FIGURE_SUFFIXES)}, got {arguments.out!r}")
     return out
 
 
-def _named(runs: list[Trained]) -> dict[str, Trained]:
-    """Return runs by the names of their folders, or where two have the same by their paths."""
+def _options(analysis: Analysis, dataset: Dataset, arguments: Any) -> dict[str, Any]:
+    """Return the options of the analysis; a run directory becomes a subject."""
+    values = {}
+    for option in analysis.flags:
+        value = arguments[option]
+        if value is not None and _is_run(analysis, option):
+            run = load_run(value)
+            value = Subject(str(run.path), run.model, run.loader(dataset), batch_size=BATCH_SIZE)
+        values[option] = value
+    return values
+
+
+# Runs ---------------------------------------------------------------------------------------------------------------
+
+
+def _run_names(runs: list[Trained]) -> dict[str, Trained]:
+    """Return runs by the names of their directories, or by their paths if two have the same name."""
     names = [run.path.resolve().name for run in runs]
-    same = len(set(names)) < len(names)
-    return {str(run.path) if same else name: run for name, run in zip(names, runs, strict=True)}
+    unique = len(set(names)) == len(names)
+    return {name if unique else str(run.path): run for name, run in zip(names, runs, strict=True)}
 
 
-def _show(job: Job, found: Found, files: list[Path]) -> None:
-    for run in job.runs.values():
+def _subject(name: str, run: Trained, dataset: Dataset, arguments: Any, bar: Progress) -> Subject:
+    def open_training_set(max_images: int | None) -> Dataset:
+        images = some_of(chosen_images(run, arguments, "train"), max_images)
+        run.loader(images)  # raises if they do not fit the network
+        return images
+
+    def track(n_steps: int | None) -> Callable[[], None]:
+        return functools.partial(bar.advance, bar.add_task(name, total=n_steps))
+
+    return Subject(name, run.model, run.loader(dataset), open_training_set, BATCH_SIZE, track)
+
+
+# Output -------------------------------------------------------------------------------------------------------------
+
+
+def _print_report(report: AnalysisReport, runs: list[Trained], dataset: Dataset, files: list[Path]) -> None:
+    for run in runs:
         if run.note:
             print(f"torchcaps: {run.note}", file=sys.stderr)
-    names = ", ".join(str(run.path) for run in job.runs.values())
-    count = "1 image" if found.n_images == 1 else f"{found.n_images:,} images"
-    print(f"{names}: {found.title}; {found.data or f'{job.dataset.name}, {job.dataset.split}'}: {count}\n")
-    headings = [heading for heading, _ in found.columns.values()]
-    table = start_table(found.rows, *headings, right=tuple(headings))
-    for name, row in found.numbers.items():
-        cells = [(row.get(key), shown) for key, (_, shown) in found.columns.items()]
-        table.add_row(name, *("" if value is None else shown(value) for value, shown in cells))
+    summary = report.summary
+    n_images = _n_images(summary, dataset)
+    count = "1 image" if n_images == 1 else f"{n_images:,} images"
+    data = summary.data or f"{dataset.name}, {dataset.split}"
+    print(f"{', '.join(str(run.path) for run in runs)}: {summary.title}; {data}: {count}\n")
+    headings = [column.heading for column in summary.columns.values()]
+    table = start_table(summary.row_heading, *headings, right=tuple(headings))
+    for name, row in summary.rows.items():
+        table.add_row(name, *(_format(row.get(key), column.format) for key, column in summary.columns.items()))
     print_table(table)
-    for note in found.notes:
+    for note in summary.notes:
         print(note)
     print("\n".join(f"written: {path}" for path in files))
 
 
-def _as_json(job: Job, found: Found, files: list[Path]) -> dict[str, Any]:
-    return {
-        "kind": job.options.kind,
-        "runs": {name: {"path": str(run.path), "weights": run.weights} for name, run in job.runs.items()},
-        "data": job.dataset.name,
-        "split": job.dataset.split,
-        "images": found.n_images,
-        "numbers": found.numbers,
-        **found.also,
-        "notes": list(found.notes),
-        "figures": [str(path) for path in files],
-    }
+def _n_images(summary: Summary, dataset: Dataset) -> int:
+    return len(dataset) if summary.n_images is None else summary.n_images
+
+
+def _format(value: Any, spec: str) -> str:
+    """Return a cell of the table; see `torchcaps.analysis.Column`."""
+    if value is None:
+        return ""
+    if spec == "percent":
+        return f"{100 * value:.2f} %"
+    if spec == "interval":
+        return f"{100 * value[0]:.2f} to {100 * value[1]:.2f} %"
+    return str(value) if spec == "text" else format(value, spec)
+
+
+def _report_as_json(report: AnalysisReport, runs: list[Trained], dataset: Dataset, files: list[Path]) -> dict[str, Any]:
+    summary = report.summary
+    options = {name: getattr(report.options, name) for name in report.analysis.flags}
+    names = [subject.name for subject in report.subjects]
+    return to_json(
+        {
+            "analysis": report.analysis.name,
+            "runs": {name: {"path": run.path, "weights": run.weights} for name, run in zip(names, runs, strict=True)},
+            "data": dataset.name,
+            "split": dataset.split,
+            "images": _n_images(summary, dataset),
+            "options": {name: value.name if isinstance(value, Subject) else value for name, value in options.items()},
+            "rows": summary.rows,
+            **summary.details,
+            "notes": summary.notes,
+            "figures": files,
+        }
+    )

@@ -31,11 +31,11 @@ __all__ = [
 def reconstructions(context: Context, net: Trained, images: int = 10_000, shown: int = 10) -> dict[str, Any]:
     """Decode test images by label and by prediction: all for the errors, a few right and wrong ones to look at."""
     batch = context.test_batch(net, images)
-    found = reconstruct(net.model, batch.images, batch.labels, batch.targets, progress=context.tick)  # type: ignore[arg-type]
-    right, wrong = found.right.nonzero()[:, 0], (~found.right).nonzero()[:, 0]
+    found = reconstruct(net.model, batch.images, batch.labels, batch.targets, progress=context.tick)
+    right, wrong = found.correct.nonzero()[:, 0], (~found.correct).nonzero()[:, 0]
     surest = found.confidence[wrong].argsort(descending=True)
     chosen = torch.cat([right[first_of_each(batch.labels[right], 1)][:shown], wrong[surest][:shown]])
-    few = reconstruct(net.model, batch.images[chosen], batch.labels[chosen], batch.targets[chosen])  # type: ignore[arg-type]
+    few = reconstruct(net.model, batch.images[chosen], batch.labels[chosen], batch.targets[chosen])
     return {
         "n": len(batch.labels),
         "wrong": len(wrong),
@@ -61,7 +61,7 @@ def perturbations(context: Context, net: Trained, classes: int = 10, shown: int 
     """Move every dimension of the label's capsule, for the first test image of some classes; one is kept to look at."""
     batch = context.test_batch(net, 1_000)
     chosen = first_of_each(batch.labels, 1)[:classes]
-    found = perturb(net.model, batch.images[chosen], batch.labels[chosen], progress=context.tick)  # type: ignore[arg-type]
+    found = perturb(net.model, batch.images[chosen], batch.labels[chosen], progress=context.tick)
     change = (found.decoded - found.unperturbed[:, None, None]).square().sum(dim=(-3, -2, -1))  # [B, D, A]
     ends = change[:, :, [0, -1]].mean(dim=(0, 2))
     place = min(shown, len(chosen) - 1)
@@ -84,18 +84,17 @@ def draw_measured_perturbation(measure: Measure, results: Results, out: Path, mo
     if record is None:
         return
     found = result_from_dict(Perturbation, record["found"])
-    draw_perturbation(found, out, results.title, most=most)
+    draw_perturbation(found, out, results.title, n_dims=most)
 
 
 def segmentations(context: Context, net: Trained, images: int = 10_000, shown: int = 8) -> dict[str, Any]:
     """Tell two overlapping digits apart by their decodes, scored by intersection over union."""
     batch = context.test_batch(net, images)
     inputs = (net.model, batch.images, batch.labels, batch.targets)
-    found = segment(*inputs, seed=context.seed, progress=context.tick)  # type: ignore[arg-type]
-    right, wrong = found.right.nonzero()[:shown, 0], (~found.right).nonzero()[:shown, 0]
+    found = segment(*inputs, seed=context.seed, progress=context.tick)
+    right, wrong = found.correct.nonzero()[:shown, 0], (~found.correct).nonzero()[:shown, 0]
     chosen = torch.cat([right, wrong])
-    parts = (part[chosen] for part in (batch.images, batch.labels, batch.targets))
-    few = segment(net.model, *parts, seed=context.seed)  # type: ignore[arg-type]
+    few = segment(net.model, batch.images[chosen], batch.labels[chosen], batch.targets[chosen], seed=context.seed)
     darker = found.by_label.mean(2)  # [B, 2, H, W]
     given = (batch.images.mean(1, keepdim=True) > found.threshold) & (darker > darker.flip(1))
     overlaps = {
@@ -103,14 +102,14 @@ def segmentations(context: Context, net: Trained, images: int = 10_000, shown: i
         "by_prediction": found.iou_by_prediction,
         "baseline": found.baseline,
         "by_darker": intersection_over_union(given, found.truth),
-        "by_label_when_right": found.iou_by_label[found.right],
-        "by_label_when_wrong": found.iou_by_label[~found.right],
+        "by_label_when_right": found.iou_by_label[found.correct],
+        "by_label_when_wrong": found.iou_by_label[~found.correct],
     }
     return {
         **{name: value for what, values in overlaps.items() for name, value in mean_of(what, 100 * values).items()},
-        "absent_ink": 100 * found.mean_absent_ink,
-        "n": len(found.right),
-        "right": 100 * float(found.right.float().mean()),
+        "absent_ink": 100 * found.mean_absent_foreground,
+        "n": len(found.correct),
+        "right": 100 * float(found.correct.float().mean()),
         **result_to_dict(few, "shown_"),
     }
 
@@ -123,7 +122,7 @@ def draw_measured_segmentation(measure: Measure, results: Results, out: Path) ->
     found = record["found"]
     few = result_from_dict(Segmentation, found, "shown_")
     means = {"mean_by_label": "by_label", "mean_by_prediction": "by_prediction", "mean_baseline": "baseline"}
-    means |= {"mean_absent_ink": "absent_ink"}
+    means |= {"mean_absent_foreground": "absent_ink"}
     few = dataclasses.replace(few, **{field: found[name] / 100 for field, name in means.items()})
     counts = (round(found["n"] * found["right"] / 100), found["n"])
     draw_segmentation(few, out, results.title, counts=counts)

@@ -7,9 +7,9 @@ import torch
 
 from torchcaps._core.serialize import result_from_dict, result_to_dict
 from torchcaps.analysis.affine import AffineSweep, affine_sweep, draw_affine
-from torchcaps.analysis.alignment import Alignment, align, draw_alignment, draw_cosines
-from torchcaps.analysis.directions import Directions, directions, draw_directions
+from torchcaps.analysis.alignment import Alignment, draw_alignment, draw_cosines, measure_alignment
 from torchcaps.analysis.logits import LogitChange, draw_logit_change, logit_change
+from torchcaps.analysis.trajectories import Trajectories, draw_trajectories, find_trajectories
 from torchcaps.models import create_model
 from torchcaps.reproduce.context import Context
 from torchcaps.reproduce.kept import Kept
@@ -35,7 +35,7 @@ WAYS = ("Rot+", "x+", "y+", "Rot-", "x-", "y-")  # as the paper's table has them
 def alignment(context: Context, net: Trained, images: int = 10_000, before_tanh: bool = False) -> dict[str, Any]:
     """Measure Choi's alignment ratio by class and transformation, and the cosines between opposite directions."""
     batch = context.test_batch(net, images)
-    found = align(net.model, batch.images, batch.labels, before_tanh=before_tanh, progress=context.tick)  # type: ignore[arg-type]
+    found = measure_alignment(net.model, batch.images, batch.labels, before_tanh=before_tanh, progress=context.tick)
     numbers: dict[str, Any] = {}
     for column, name in enumerate(WAYS):
         numbers[f"average {name}"] = float(found.averages[column])
@@ -81,7 +81,7 @@ def draw_cosine_histogram(measure: Measure, results: Results, out: Path) -> None
 def paths(context: Context, net: Trained, images: int = 500) -> dict[str, Any]:
     """Find two images whose capsules show what cosines of -1 and 1 mean."""
     batch = context.test_batch(net, images)
-    return result_to_dict(directions(net.model, batch.images, batch.labels, progress=context.tick))  # type: ignore[arg-type]
+    return result_to_dict(find_trajectories(net.model, batch.images, batch.labels, progress=context.tick))
 
 
 def draw_capsule_paths(measure: Measure, results: Results, out: Path) -> None:
@@ -89,7 +89,7 @@ def draw_capsule_paths(measure: Measure, results: Results, out: Path) -> None:
     record = results.first(measure)
     if record is None:
         return
-    draw_directions(result_from_dict(Directions, record["found"]), out, results.title)
+    draw_trajectories(result_from_dict(Trajectories, record["found"]), out, results.title)
 
 
 def logits(context: Context, net: Trained, images: int = 1_000, iterations: int = 6) -> dict[str, Any]:

@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from torchcaps._core.serialize import result_from_dict, result_to_dict
-from torchcaps.analysis.attacks import AttackResult, attack, draw_attack
-from torchcaps.analysis.gan import GAN, draw_generated, train_acgan
-from torchcaps.analysis.universal import Universal, draw_universal_sizes, train_universal
+from torchcaps.analysis.acgan import GAN, train_acgan
+from torchcaps.analysis.adversarial import AttackResult, attack, draw_attack
+from torchcaps.analysis.gan import draw_generated
+from torchcaps.analysis.universal import UniversalPerturbation, train_universal
+from torchcaps.analysis.universal_figures import draw_universal_sizes
 from torchcaps.data import ImageSet, ScalePixels
 from torchcaps.reproduce.context import Context
 from torchcaps.reproduce.kept import Kept
@@ -61,7 +63,7 @@ def black_box(context: Context, source: Trained, net: Trained, images: int = 10_
         "attacked_images": n,
         "white_box": 100 * own.accuracy,
         "white_box_images": n,
-        "most_predicted": 100 * found.top_share,
+        "most_predicted": 100 * found.top_fraction,
         **result_to_dict(found),
     }
 
@@ -101,7 +103,7 @@ def white_box(
         test.labels,
         eps=eps / 255 * top,
         iterations=iterations,
-        every=every,
+        eval_interval=every,
         seed=context.seed,
         high=top,
         progress=context.tick,
@@ -124,7 +126,7 @@ def white_box(
 def draw_white_box(measures: Mapping[str, Mapping[int, Measure]], results: Results, out: Path) -> None:
     """Draw accuracy over the generator's iterations for every size, and the perturbations."""
     found = {
-        name: _revived(Universal, {f"{eps} levels": measure for eps, measure in sizes.items()}, results)
+        name: _revived(UniversalPerturbation, {f"{eps} levels": measure for eps, measure in sizes.items()}, results)
         for name, sizes in measures.items()
     }
     there = {name: sizes for name, sizes in found.items() if sizes}

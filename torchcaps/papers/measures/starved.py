@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchcaps._core.plotting import COLORS, MARKERS, new_figure, save_figure, style_axes
-from torchcaps.analysis.attacks import judge
+from torchcaps.analysis.common import evaluate_predictions
 from torchcaps.papers.measures.training import coefficients_of
 from torchcaps.reproduce.context import Context
 from torchcaps.reproduce.schema import Measure
@@ -49,7 +49,7 @@ def class_coefficients(context: Context, net: Trained, dynamic: Trained, images:
 def _recalls(context: Context, net: Trained, images: int) -> tuple[Tensor, Tensor]:
     """Return which share of each class a net recognises, and how many images it has: both ``[classes]``."""
     batch = context.test_batch(net, images)
-    right, _ = judge(net.model, batch.images, batch.labels, progress=context.tick)
+    right, _ = evaluate_predictions(net.model, batch.images, batch.labels, progress=context.tick)
     n = len(net.classes)
     totals = batch.labels.bincount(minlength=n)
     return batch.labels[right].bincount(minlength=n) / totals.clamp(min=1), totals
