@@ -12,7 +12,7 @@ import pytest
 import torchcaps
 from tests.commands import refusal, run
 from torchcaps.cli import main
-from torchcaps.models.registry import REGISTRY
+from torchcaps.models.registry import MODELS
 from torchcaps.routing import Dynamic
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -147,4 +147,4 @@ def test_the_installed_command_runs_and_leaves_a_closed_pipe_in_peace() -> None:
     result = subprocess.run(f"{command} list | head -n 1", shell=True, capture_output=True, text=True, cwd=ROOT)
     assert result.returncode == 0
     assert result.stderr == ""
-    assert len(REGISTRY) == len(torchcaps.list_models())
+    assert len(MODELS) == len(torchcaps.list_models())

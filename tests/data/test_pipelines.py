@@ -13,7 +13,7 @@ from torchcaps.data.geometry import RandomCrop, RandomHorizontalFlip, RandomShif
 from torchcaps.data.pipelines import PIPELINES
 from torchcaps.data.registry import find_spec
 from torchcaps.data.transforms import Normalize, RandomBrightness, ScalePixels, Standardize, SubtractMeanImage
-from torchcaps.models.registry import DATASETS as MODELS
+from torchcaps.models.registry import MODELS
 
 
 def batch(*shape: int, objects: int = 0) -> Batch:

@@ -8,26 +8,17 @@ import torch
 from torch import Tensor
 
 import torchcaps
-from torchcaps.models import CapsuleSpec, Network, Tsai2020EM
-from torchcaps.models.registry import REGISTRY
-from torchcaps.reproduce.scales import NARROW
+from torchcaps.models import CapsuleSpec, Network
+from torchcaps.models.registry import MODELS
 
 EVERY = pytest.mark.parametrize("name", torchcaps.list_models())
-CAPSULE_MODELS = [name for name in torchcaps.list_models() if isinstance(REGISTRY[name].spec, CapsuleSpec)]
+CAPSULE_MODELS = [name for name in torchcaps.list_models() if isinstance(MODELS.get(name).spec, CapsuleSpec)]
 
 
 def narrow(name: str, **changes: Any) -> Network:
     """Build a model with few channels and types."""
     torch.manual_seed(0)
-    kind = type(REGISTRY[name].spec)
-    reduced = dict(NARROW[kind])
-    if kind is Tsai2020EM:
-        reduced["image"] = (3, 20, 20)
-    if name.startswith("tsai2020") and "cifar100" in name and "dim" in REGISTRY[name].spec.__dataclass_fields__:
-        reduced["dim"] = 16
-    if name == "capsnet_images":
-        reduced |= {"image": (3, 32, 32), "stages": ((16, 1), (16, 1))}
-    return torchcaps.create_model(name, **(reduced | changes))
+    return torchcaps.create_model(name, **(MODELS.get(name).spec.smoke_changes() | changes))
 
 
 def structure(model: Network) -> tuple[object, ...]:

@@ -131,13 +131,13 @@ def test_weights_start_as_the_frameworks_draw_them() -> None:
 
 def test_steady_starts() -> None:
     """A sum of 0.7 children's lengths; votes of at most length 1; a leak takes one share."""
-    assert init.steady_std(Dynamic(3), 1152, 10, 16, 0.7) == pytest.approx(0.7 * 10 / (1152 * 16) ** 0.5)
-    assert init.steady_std(Uniform(), 1152, 10, 16, 0.7) == pytest.approx(0.7 * 10 / (1152 * 16) ** 0.5)
-    assert init.steady_std(Dynamic(3, leak=True), 1152, 10, 16, 0.7) == pytest.approx(0.7 * 11 / (1152 * 16) ** 0.5)
-    assert init.steady_std(Quadratic(initial=0.5), 1152, 10, 16, 0.7) == pytest.approx(1.4 / (1152 * 16) ** 0.5)
-    assert init.steady_std(Dynamic(3), 100, 100, 16, 0.7) == 0.25
-    assert init.steady_std(EM(2), 1152, 10, 16, 0.7) is None
-    assert init.steady_std(InvertedAttention(2), 1152, 10, 16, 0.7) is None
+    assert init.squash_std(Dynamic(3), 1152, 10, 16, 0.7) == pytest.approx(0.7 * 10 / (1152 * 16) ** 0.5)
+    assert init.squash_std(Uniform(), 1152, 10, 16, 0.7) == pytest.approx(0.7 * 10 / (1152 * 16) ** 0.5)
+    assert init.squash_std(Dynamic(3, leak=True), 1152, 10, 16, 0.7) == pytest.approx(0.7 * 11 / (1152 * 16) ** 0.5)
+    assert init.squash_std(Quadratic(initial=0.5), 1152, 10, 16, 0.7) == pytest.approx(1.4 / (1152 * 16) ** 0.5)
+    assert init.squash_std(Dynamic(3), 100, 100, 16, 0.7) == 0.25
+    assert init.squash_std(EM(2), 1152, 10, 16, 0.7) is None
+    assert init.squash_std(InvertedAttention(2), 1152, 10, 16, 0.7) is None
 
 
 def test_a_hidden_layer_of_squashed_capsules_does_not_die_away() -> None:

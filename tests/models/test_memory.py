@@ -11,6 +11,7 @@ import torchcaps
 from tests.models.narrow import STRUCTURES, narrow
 from torchcaps.profiling.heap import Heap
 from torchcaps.profiling.memory import Births, estimate_memory
+from torchcaps.profiling.summary import summarize
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 MEBIBYTE = 2**20
@@ -48,7 +49,7 @@ def test_streaming_needs_less_and_the_estimate_knows() -> None:
     with torch.device("meta"):
         model = torchcaps.create_model("tsai2020_cifar10")
     stored, streamed = (estimate_memory(model, 8, streamed=way) for way in (False, True))
-    assert stored.votes == streamed.votes == 4 * 8 * model.summary().votes
+    assert stored.votes == streamed.votes == 4 * 8 * summarize(model).votes
     assert stored.step > stored.votes
     assert streamed.step < stored.votes / 4
     assert model.capsules.layers["caps1"].streamed == "auto"  # the model itself was not touched

@@ -8,10 +8,10 @@ from tests.tolerances import STREAMED, relative_rms
 from torchcaps import create_model
 from torchcaps.capsules import Capsules
 from torchcaps.models import CapsuleNetwork, ConvNetwork, Objective, Output
-from torchcaps.models.registry import REGISTRY
+from torchcaps.models.registry import MODELS
 from torchcaps.routing import EM, Attention, InvertedAttention
 
-RECONSTRUCTING = [name for name in CAPSULE_MODELS if REGISTRY[name].spec.reconstruction]  # type: ignore[attr-defined]
+RECONSTRUCTING = [name for name in CAPSULE_MODELS if MODELS.get(name).spec.reconstruction]  # type: ignore[attr-defined]
 
 
 @EVERY

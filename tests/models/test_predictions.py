@@ -21,7 +21,7 @@ def random_scores(n_images: int = 64) -> Tensor:
 def lengths_of_any_number() -> Network:
     """A model with lengths as scores and any number of objects."""
     model = narrow(ANY_NUMBER_OF_LENGTHS, reconstruction=False)
-    model.n_objects = None
+    model.set_origin(model.spec, model.name, model.recipe, None)
     return model
 
 

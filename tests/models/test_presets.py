@@ -11,7 +11,7 @@ from tests.models.narrow import EVERY, batch, narrow
 from tests.tolerances import EXACT, SAME, relative_rms
 from torchcaps import create_model
 from torchcaps.models import LossConfig, OptimizerConfig, Recipe
-from torchcaps.models.registry import REGISTRY
+from torchcaps.models.registry import MODELS
 from torchcaps.models.schedules import Constant, Exponential, Inverse, Milestones, OneCycle, Product, TimeDecay
 from torchcaps.nn import squash
 from torchcaps.routing import Dynamic, Quadratic
@@ -19,7 +19,7 @@ from torchcaps.routing import Dynamic, Quadratic
 
 @EVERY
 def test_both_presets_build_and_run(name: str) -> None:
-    for preset in REGISTRY[name].spec.presets:
+    for preset in MODELS.get(name).spec.presets:
         model = narrow(name, preset=preset).eval()
         assert model(batch(model, 1)[0]).scores.shape == (1, model.spec.classes)
         assert model.spec.preset == preset
@@ -80,7 +80,7 @@ def create_official(name: str):
 def test_yangs_official_objective() -> None:
     model = create_official("yang2021_mnist")
     routing = model.capsules.layers["classes"].routing
-    assert (routing.method, routing.objective, routing.initial, routing.rate) == ("adam", "capsule", 1.0, 1e-4)
+    assert (routing.method, routing.objective, routing.initial, routing.lr) == ("adam", "capsule", 1.0, 1e-4)
     assert model.front.primary.relu
     assert not narrow("yang2021_mnist").front.primary.relu
     assert narrow("yang2021_mnist").capsules.layers["classes"].routing == Quadratic(initial=0.1)
@@ -196,6 +196,6 @@ def test_changes_to_the_recipe_are_made_by_replacing() -> None:
 
 
 def test_every_model_says_what_its_official_preset_is() -> None:
-    for name, entry in REGISTRY.items():
+    for entry in MODELS.values():
         if "official" in entry.spec.presets:
-            assert "Official:" in (type(entry.spec).__doc__ or ""), name
+            assert "Official:" in (type(entry.spec).__doc__ or ""), entry.name

@@ -8,7 +8,7 @@ from tests.models.narrow import CAPSULE_MODELS, EVERY, batch, narrow
 from torchcaps import create_model
 from torchcaps._core.labels import split_labels
 from torchcaps.models import Network
-from torchcaps.models.registry import REGISTRY
+from torchcaps.models.registry import MODELS
 from torchcaps.routing import Dynamic, Quadratic
 
 
@@ -72,12 +72,12 @@ def test_eight_images_are_learnt_by_heart(name: str) -> None:
 @pytest.mark.parametrize("name", CAPSULE_MODELS)
 def test_class_capsules_start_where_training_moves_them(name: str) -> None:
     """At full width. Squashed lengths have no slope at 0 and none at 1, so they start well between."""
-    for preset in REGISTRY[name].spec.presets:
+    for preset in MODELS.get(name).spec.presets:
         torch.manual_seed(0)
         model = create_model(name, preset=preset)  # in training mode, as it will be at the first step
         with torch.no_grad():
             output = model(batch(model, 2)[0])
-        head, routing = model.spec.head, model.spec.algorithm  # type: ignore[attr-defined]
+        head, routing = model.spec.head, model.spec.effective_routing  # type: ignore[attr-defined]
         if isinstance(routing, Dynamic | Quadratic):
             assert 0.02 < float(output.capsules.length().mean()) < 0.5, preset
         elif head == "linear":
@@ -95,7 +95,7 @@ def test_yang_alternates_without_moving_weights() -> None:
     Quadratic.ascend(model, images, labels)
     moved = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
     assert moved == {"capsules.layers.classes.coefficients.coefficient"}
-    assert model.spec.algorithm.penalty == "l1"  # type: ignore[attr-defined]
+    assert model.spec.effective_routing.penalty == "l1"  # type: ignore[attr-defined]
 
 
 def test_yangs_multimnist_net_ascends_with_the_labels_it_takes() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.papers.conftest import reproduced
-from torchcaps.models.registry import REGISTRY
+from torchcaps.models.registry import MODELS
 from torchcaps.reproduce.planner import make_plan
 from torchcaps.reproduce.schema import Cell, Item, Measure, Row, Run
 from torchcaps.reproduce.store import Job, Store
@@ -43,9 +43,9 @@ def test_a_record_of_other_settings_is_none(own: Store) -> None:
 
 
 def test_a_default_of_a_model_that_changes_is_noticed(own: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = REGISTRY["chen2019_lenet"]
+    entry = MODELS.get("chen2019_lenet")
     now = dataclasses.replace(entry, spec=dataclasses.replace(entry.spec, channels=51))
-    monkeypatch.setitem(REGISTRY, "chen2019_lenet", now)
+    monkeypatch.setitem(MODELS._entries, "chen2019_lenet", now)
     store = again(own)
     assert store.record(Job(RUN, 0)) is None
     with pytest.raises(RunError, match="was begun with other settings than it would have now: remove it"):
@@ -78,9 +78,9 @@ def test_a_measurement_is_of_a_net_with_all_of_its_settings(own: Store, monkeypa
     item = item_of(Measure("of-net", of_net, {"net": RUN}), "steps")
     reproduced(item, own)
     assert set(states(item, again(own)).values()) == {"done"}
-    entry = REGISTRY["chen2019_lenet"]
+    entry = MODELS.get("chen2019_lenet")
     now = dataclasses.replace(entry, spec=dataclasses.replace(entry.spec, channels=51))
-    monkeypatch.setitem(REGISTRY, "chen2019_lenet", now)
+    monkeypatch.setitem(MODELS._entries, "chen2019_lenet", now)
     assert states(item, again(own))["of-net, seed 0"] == "new"
 
 

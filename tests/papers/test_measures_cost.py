@@ -31,7 +31,7 @@ class Clock:
     def create_model(self, name: str, **fields: Any) -> Any:
         model: Any = torchcaps.create_model(name, **fields)
         slow = self.noise()
-        key = name if name in self.seconds else model.spec.algorithm
+        key = name if name in self.seconds else model.spec.effective_routing
 
         def look(*_: Any) -> None:
             self.now += self.seconds[key] * next(slow)

@@ -52,7 +52,7 @@ def test_the_first_steps_of_training_are_counted_step_by_step(monkeypatch: pytes
             wrong.setdefault(name, []).append(sum(a != b for a, b in zip(told, inputs[1].tolist(), strict=True)) / 8)
 
     def ascend(module: Any, images: Tensor, labels: Tensor) -> None:
-        ascents.append(module.spec.algorithm.penalty)
+        ascents.append(module.spec.effective_routing.penalty)
         values = quadratic_layer(module).coefficients["coefficient"]
         turned = values.numel() * ascents.count(ascents[-1]) // 100
         values.view(-1)[:turned] = -values.view(-1)[:turned].abs()

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from torchcaps.data.registry import DATASETS
-from torchcaps.models.registry import REGISTRY as MODELS
+from torchcaps.models.registry import MODELS
 from torchcaps.routing.base import ROUTINGS
 from torchcaps.training import run
 
@@ -22,13 +22,8 @@ def no_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 @pytest.fixture(autouse=True)
 def names_of_ones_own() -> Iterator[None]:
     """What tests name by import path is forgotten after them."""
-    registries = (MODELS,)
-    before = [dict(registry) for registry in registries]
-    with ROUTINGS.restored(), DATASETS.restored():
+    with ROUTINGS.restored(), DATASETS.restored(), MODELS.restored():
         yield
-    for registry, known in zip(registries, before, strict=True):
-        registry.clear()
-        registry.update(known)
 
 
 @pytest.fixture

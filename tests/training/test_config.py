@@ -8,7 +8,7 @@ import pytest
 
 from torchcaps._core.serialize import is_identity, is_resumable
 from torchcaps.models.recipe import Recipe
-from torchcaps.models.registry import REGISTRY
+from torchcaps.models.registry import MODELS
 from torchcaps.models.schedules import OneCycle
 from torchcaps.routing import EM, Dynamic
 from torchcaps.training import RunSpec
@@ -96,9 +96,9 @@ def test_settings_that_a_checkpoint_lacks_are_not_compared() -> None:
 def test_a_changed_default_changes_the_identity_but_not_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
     base = RunSpec("chen2019_lenet")
     before = base.identity(), base.identity_hash(), base.record_name()
-    entry = REGISTRY["chen2019_lenet"]
+    entry = MODELS.get("chen2019_lenet")
     spec = dataclasses.replace(entry.spec, channels=51)  # type: ignore[call-arg]
-    monkeypatch.setitem(REGISTRY, "chen2019_lenet", dataclasses.replace(entry, spec=spec))
+    monkeypatch.setitem(MODELS._entries, "chen2019_lenet", dataclasses.replace(entry, spec=spec))
     assert base.identity() == {**before[0], "model_spec": {**before[0]["model_spec"], "channels": 51}}
     assert base.identity_hash() != before[1]
     assert base.record_name() == before[2]
@@ -138,7 +138,7 @@ def test_fields_that_follow_data_or_memory_are_not_part_of_the_identity(change: 
 
 
 def test_flags_of_the_model_are_inherited_by_classes_that_declare_the_field_again() -> None:
-    for entry in REGISTRY.values():
+    for entry in MODELS.values():
         cls = type(entry.spec)
         assert not is_identity(cls, "image"), cls
         assert not is_identity(cls, "classes"), cls
@@ -158,7 +158,7 @@ def test_of_replaces_fields_of_run_recipe_and_model() -> None:
     )
     assert (spec.recipe.batch_size, spec.num_threads) == (7, 1)
     assert spec.model_options == {"width": 32, "schedule": "sequential"}
-    assert spec.model_spec() == dataclasses.replace(REGISTRY["tsai2020_cifar10"].spec, **spec.model_options)
+    assert spec.model_spec() == dataclasses.replace(MODELS.get("tsai2020_cifar10").spec, **spec.model_options)
     with pytest.raises(ValueError, match="'no_such_field'"):
         RunSpec.of(no_such_field=1)
 

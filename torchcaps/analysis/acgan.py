@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torchcaps._core.labels import check_class_indices
 from torchcaps._core.random import hash64, permute_indices
 from torchcaps.analysis.common import Progress, SaveState
-from torchcaps.models.init import each_layer, glorot_uniform, truncated_normal_
+from torchcaps.models.init import glorot_uniform, init_layers, truncated_normal_
 
 __all__ = ["GAN", "Discriminator", "Generator", "discriminator_loss", "generator_loss", "train_acgan"]
 
@@ -48,7 +48,7 @@ class Generator(nn.Module):
         self.up1 = nn.ConvTranspose2d(first, second, 5)
         self.up2 = nn.ConvTranspose2d(second, third, 5, stride=2, padding=1)
         self.up3 = nn.ConvTranspose2d(third, 1, 5, stride=2, padding=1)
-        each_layer(self, glorot_uniform)
+        init_layers(self, glorot_uniform)
         with torch.no_grad():
             _glorot_normal_(self.embedding.weight)
             for layer in (self.up1, self.up2, self.up3):
@@ -82,7 +82,7 @@ class Discriminator(nn.Module):
         )
         features = sizes[-1] * (IMAGE_SIZE // 4) ** 2
         self.real, self.classes = nn.Linear(features, 1), nn.Linear(features, classes)
-        each_layer(self, glorot_uniform)
+        init_layers(self, glorot_uniform)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Return the logits."""

@@ -43,8 +43,8 @@ class PixelNetwork(Network):
         before = [ScalePixels() if isinstance(step, ScalePixels) else step for step in steps[:n_before]]
         self.pipeline = Pipeline(before, before)
         self.model, self.steps, self.factor = model, steps[n_before:], 255 / scales[0]
-        self.spec = dataclasses.replace(model.spec, image=self.pipeline.output_shape(shape, train=False))
-        self.name, self.recipe, self.n_objects = model.name, model.recipe, model.n_objects
+        spec = dataclasses.replace(model.spec, image=self.pipeline.output_shape(shape, train=False))
+        self.set_origin(spec, model.name, model.recipe, model.n_objects)
 
     def forward(self, images: Tensor, labels: Tensor | None = None, trace: bool = False) -> Output:
         """Return the network's output for pixels in 0..1."""

@@ -10,6 +10,7 @@ from torchcaps.bench.naive import make_explicit
 from torchcaps.models import create_model
 from torchcaps.nn import ConvCapsules, DenseCapsules
 from torchcaps.nn.layers import CapsuleLayer
+from torchcaps.profiling.summary import summarize
 from torchcaps.routing import EM, Dynamic, InvertedAttention, Routing
 
 __all__ = ["CASES", "Case", "Work"]
@@ -113,7 +114,7 @@ def model_work(name: str, batch: int, train: bool) -> Callable[[bool], Work]:
         if explicit:
             make_explicit(model)
         images = torch.rand(batch, *model.spec.image, generator=torch.Generator().manual_seed(1))
-        multiply_adds = batch * model.summary().multiply_adds
+        multiply_adds = batch * summarize(model).multiply_adds
         if not train:
 
             def infer() -> list[Tensor]:

@@ -7,7 +7,6 @@ from torchcaps.cli.parser import Parser, described, kind_of
 from torchcaps.data import Dataset
 from torchcaps.data.registry import create_dataset, find_spec, is_image_folder
 from torchcaps.training.inference import Trained
-from torchcaps.training.names import find_data
 from torchcaps.training.setup import open_test
 
 __all__ = ["BELOW", "add_data_flags", "chosen_images"]
@@ -22,7 +21,7 @@ def add_data_flags(parser: Parser, words: list[str]) -> None:
     parser.add_argument("--data-dir", type=str | None, help="the data folder (default: the run's, else TORCHCAPS_DATA)")
     data = next((w for b, w in zip(["", *words], words, strict=False) if b == "--data"), None)
     data = data or next((w.partition("=")[2] for w in words if w.startswith("--data=")), None)
-    spec = None if data is None else find_spec("folder") if is_image_folder(data) else find_spec(find_data(data))
+    spec = None if data is None else find_spec("folder") if is_image_folder(data) else find_spec(data)
     for field in dataclasses.fields(spec) if spec is not None else ():
         text = described(type(spec), field.name)
         parser.add_argument(f"--data-options.{field.name}", type=kind_of(spec, field.name) | None, help=text)
@@ -45,4 +44,4 @@ def chosen_images(run: Trained, options: Any, split: str | None = None) -> Datas
         used = {k: v for k, v in dict(options.get("data_options") or {}).items() if v is not None}
     name = options.data or spec.recipe.data
     folder = is_image_folder(name)
-    return create_dataset(name if folder else find_data(name), part, None if folder else spec.data_dir, **used)
+    return create_dataset(name, part, None if folder else spec.data_dir, **used)

@@ -9,16 +9,15 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from torchcaps._core.registry import check_name
 from torchcaps.cli.console import print_table, start_table
 from torchcaps.cli.parser import Parser, add_fields, kind_of
 from torchcaps.cli.words import Flags
 from torchcaps.models import Network, Recipe, create_model
-from torchcaps.models.registry import REGISTRY as MODELS
+from torchcaps.models.registry import MODELS
 from torchcaps.models.spec import CapsuleSpec, ModelSpec
 from torchcaps.nn.layers import KERNEL_BYTES, KERNEL_LANES, STORED_BYTES, CapsuleLayer
 from torchcaps.profiling.memory import TrainingMemory, estimate_memory, streaming_layers
-from torchcaps.profiling.summary import Summary, shortened
+from torchcaps.profiling.summary import Summary, shortened, summarize
 
 __all__ = ["list_command", "show_command"]
 
@@ -38,7 +37,7 @@ def list_command(words: list[str]) -> None:
     parser.add_argument("pattern", nargs="?", default="", help="only those with this in their name, paper or data")
     parser.add_argument("--json", action="store_true", help="for machines")
     options = parser.parse_args(words)
-    rows = [_listed(name) for name in sorted(MODELS)]
+    rows = [_listed(name) for name in MODELS]
     wanted = options.pattern.lower()
     rows = [row for row in rows if any(wanted in row[key].lower() for key in ("name", "paper", "data"))]
     if not rows:
@@ -59,10 +58,10 @@ def list_command(words: list[str]) -> None:
 
 
 def _listed(name: str) -> dict[str, Any]:
-    entry = MODELS[name]
+    entry = MODELS.get(name)
     with torch.device("meta"):
         model = create_model(name)
-    routing = entry.spec.algorithm if isinstance(entry.spec, CapsuleSpec) else None
+    routing = entry.spec.effective_routing if isinstance(entry.spec, CapsuleSpec) else None
     return {
         "name": name,
         "paper": entry.paper,
@@ -88,7 +87,7 @@ def show_command(words: list[str]) -> None:
     parser.add_argument("--batch", type=int, default=None, help="images in a batch (default: the recipe's)")
     parser.add_argument("--json", action="store_true", help="for machines")
     name = _model_name(words)
-    spec = None if name is None else MODELS[check_name(name, MODELS, "model")].spec
+    spec = None if name is None else MODELS.get(name).spec
     if spec is not None:
         parser.prog = f"torchcaps show {name}"
         chosen_routing = any(word.partition("=")[0] == "--routing" for word in words)
@@ -102,7 +101,7 @@ def show_command(words: list[str]) -> None:
     with torch.device("meta"):
         model = create_model(options.name, **{field.name: chosen[field.name] for field in dataclasses.fields(spec)})
     batch = options.batch or model.recipe.batch_size
-    summary = model.summary()
+    summary = summarize(model)
     if options.json:
         print(json.dumps(_as_json(model, summary, _memory(model, summary, batch), batch), indent=2))
     else:
@@ -136,7 +135,7 @@ def _memory(model: Network, summary: Summary, batch: int) -> dict[str, TrainingM
 
 
 def _show_layers(model: Network, summary: Summary) -> None:
-    entry = MODELS[model.name]
+    entry = MODELS.get(model.name)
     paper = f"{entry.paper}, " if entry.paper else ""
     published = f" (the paper prints {entry.published})" if entry.published and model.spec == entry.spec else ""
     print(f"{summary.title}\n{paper}{model.n_parameters:,} parameters{published}\n")
@@ -193,8 +192,8 @@ def _in_words(recipe: Recipe) -> str:
 def _as_json(model: Network, summary: Summary, memory: dict[str, TrainingMemory], batch: int) -> dict[str, Any]:
     return {
         "name": model.name,
-        "paper": MODELS[model.name].paper,
-        "published": MODELS[model.name].published if model.spec == MODELS[model.name].spec else "",
+        "paper": MODELS.get(model.name).paper,
+        "published": MODELS.get(model.name).published if model.spec == MODELS.get(model.name).spec else "",
         "fields": {field.name: _plain(getattr(model.spec, field.name)) for field in dataclasses.fields(model.spec)},
         "parameters": model.n_parameters,
         "multiply_adds": summary.multiply_adds,

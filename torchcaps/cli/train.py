@@ -14,11 +14,9 @@ from torchcaps.cli.words import Flags, flag_words, free_words
 from torchcaps.data import list_pipelines
 from torchcaps.data.registry import find_spec, is_image_folder
 from torchcaps.models.recipe import LossConfig, OptimizerConfig, Recipe
-from torchcaps.models.registry import REGISTRY as MODELS
-from torchcaps.models.registry import Entry
+from torchcaps.models.registry import MODELS, ModelEntry, find_model
 from torchcaps.models.schedules import LRSchedule
 from torchcaps.training.config import RunSpec
-from torchcaps.training.names import find_data, find_model
 from torchcaps.training.run_dir import RunFolder
 
 __all__ = ["train_command", "train_help"]
@@ -101,7 +99,7 @@ def _plain(word: str) -> str:
     return word.partition("=")[0].removeprefix("--").replace("-", "_")
 
 
-def _parser(words: list[str]) -> tuple[Parser, Flags, Entry, str | None]:
+def _parser(words: list[str]) -> tuple[Parser, Flags, ModelEntry, str | None]:
     """Make the parser for the model that the words name; return also the folder of images that they name."""
     free = free_words(words, _switches())
     folder = next((word for word in free if is_image_folder(word)), None)
@@ -141,7 +139,7 @@ def _data(words: list[str]) -> str:
     return ""
 
 
-def _add_flags(parser: Parser, entry: Entry, words: list[str]) -> dict[str, str]:
+def _add_flags(parser: Parser, entry: ModelEntry, words: list[str]) -> dict[str, str]:
     """Add all flags; return which fields of the model have another name here, since the run has one like it."""
     recipe = entry.recipe(entry.spec)
     known = ", ".join(list_pipelines())
@@ -178,7 +176,7 @@ def _add_flags(parser: Parser, entry: Entry, words: list[str]) -> dict[str, str]
                 _flag(name), type=kind_of(usual, name), default=getattr(usual, name), help=described(RunSpec, name)
             )
     for flag, name in (("--data", _data(words) or recipe.data), ("--test-data", recipe.test_data)):
-        data = None if not name else find_spec("folder") if is_image_folder(name) else find_spec(find_data(name))
+        data = None if not name else find_spec("folder") if is_image_folder(name) else find_spec(name)
         for field in dataclasses.fields(data) if data is not None else ():
             text = described(type(data), field.name)
             group.add_argument(f"{flag}-options.{field.name}", type=kind_of(data, field.name) | None, help=text)
@@ -201,7 +199,7 @@ def _now(text: str, value: Any) -> str:
     return f"{text} (the recipe's: {value})".replace("%", "%%") if value not in (None, "") else text
 
 
-def _spec(entry: Entry, folder: str | None, chosen: Any, given: set[str], options: Any) -> RunSpec:
+def _spec(entry: ModelEntry, folder: str | None, chosen: Any, given: set[str], options: Any) -> RunSpec:
     """Make the run out of flags: what was not given is as the recipe has it."""
     taken = {*RUN, *RECIPE, "lr_schedule"}
     names = {f.name: f"model_{f.name}" if f.name in taken else f.name for f in dataclasses.fields(entry.spec)}

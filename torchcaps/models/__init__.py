@@ -6,7 +6,6 @@
 torch.Size([2, 3])
 """
 
-from torchcaps.models import starters  # noqa: F401  (it names models)
 from torchcaps.models.baselines import (
     ChenCNN,
     ChenFlatCNN,
@@ -19,11 +18,11 @@ from torchcaps.models.baselines import (
 )
 from torchcaps.models.chen2019 import Chen2019, Chen2019Dynamic, Chen2019Multi
 from torchcaps.models.choi2019 import Choi2019
+from torchcaps.models.heads import Output
 from torchcaps.models.hinton2018 import Hinton2018
 from torchcaps.models.network import CapsuleNetwork, ConvNetwork, Network
-from torchcaps.models.output import Output
 from torchcaps.models.recipe import LossConfig, Objective, OptimizerConfig, Recipe
-from torchcaps.models.registry import create_model, list_models, register
+from torchcaps.models.registry import MODELS, create_model, list_models, register
 from torchcaps.models.sabour2017 import Sabour2017
 from torchcaps.models.spec import CapsuleSpec, ModelSpec
 from torchcaps.models.tsai2020 import Tsai2020, Tsai2020Diverse, Tsai2020Dynamic, Tsai2020EM
@@ -63,3 +62,13 @@ __all__ = [
     "list_models",
     "register",
 ]
+
+
+def __getattr__(name: str) -> type[ModelSpec]:
+    """Find the spec class of a registered model in a file that is not imported above."""
+    if not name.startswith("_"):
+        for entry in MODELS.values():
+            cls = type(entry.spec)
+            if cls.__name__ == name and cls.__module__.startswith(f"{__name__}."):
+                return cls
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

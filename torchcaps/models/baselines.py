@@ -1,7 +1,7 @@
 """The convolutional networks that the papers compare with."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from torchcaps._core.validation import check_range
 from torchcaps.models import init
@@ -30,6 +30,7 @@ class FlatCNN(ModelSpec):
     """
 
     presets = ("paper",)
+    smoke_fields: ClassVar[dict[str, Any]] = {"width": 8, "features": (24, 16)}
 
     image: Image = (1, 28, 28)
     width: int = 256
@@ -41,7 +42,7 @@ class FlatCNN(ModelSpec):
         super().__post_init__()
         check_range(self, "dropout", 0, 1)
 
-    def network(self) -> ConvNetwork:
+    def build_network(self) -> ConvNetwork:
         """Build the layers."""
         layers = Layers(self.image)
         padding = 2 if self.padding == "same" and not self.official else 0
@@ -71,10 +72,10 @@ class ChenFlatCNN(FlatCNN):
 
     presets = ("paper", "official")
 
-    def network(self) -> ConvNetwork:
+    def build_network(self) -> ConvNetwork:
         """Build the layers."""
-        model = super().network()
-        init.each_layer(model, init.caffe_xavier)
+        model = super().build_network()
+        init.init_layers(model, init.caffe_xavier)
         return model
 
     def recipe(self) -> Recipe:
@@ -95,6 +96,8 @@ class PooledCNN(ModelSpec):
     followed.
     """
 
+    smoke_fields: ClassVar[dict[str, Any]] = {"width": 8, "features": 32}
+
     image: Image = (1, 36, 36)
     width: int = 512
     features: int = 1024
@@ -105,7 +108,7 @@ class PooledCNN(ModelSpec):
         super().__post_init__()
         check_range(self, "dropout", 0, 1)
 
-    def network(self) -> ConvNetwork:
+    def build_network(self) -> ConvNetwork:
         """Build the layers."""
         layers = Layers(self.image)
         for number, (channels, kernel) in enumerate([(self.width, 5 if self.official else 9), (self.width // 2, 5)]):
@@ -139,10 +142,12 @@ class TsaiCNN(ModelSpec):
     Official: the same; of this net there is no code.
     """
 
+    smoke_fields: ClassVar[dict[str, Any]] = {"width": 16}
+
     image: Image = (3, 32, 32)
     width: int = 1024
 
-    def network(self) -> ConvNetwork:
+    def build_network(self) -> ConvNetwork:
         """Build the layers."""
         layers = Layers(self.image)
         layers.conv("conv1", self.width, 3, stride=2, padding=1)
@@ -150,8 +155,8 @@ class TsaiCNN(ModelSpec):
         for number in (2, 3):
             layers.conv(f"conv{number}", self.width, 3, stride=2, padding=1)
             layers.relu()
-            layers.norm()
-            layers.mean_pool(2 if number == 2 else None)
+            layers.batch_norm()
+            layers.avg_pool(2 if number == 2 else None)
         layers.flatten()
         layers.linear("classes", self.classes)
         return ConvNetwork(self, layers)
@@ -173,14 +178,16 @@ class ResNet18(ModelSpec):
     Official: the same.
     """
 
+    smoke_fields: ClassVar[dict[str, Any]] = {"width": 4}
+
     image: Image = (3, 32, 32)
     width: int = 64
 
-    def network(self) -> ConvNetwork:
+    def build_network(self) -> ConvNetwork:
         """Build the layers."""
         layers = Layers(self.image)
         add_resnet(layers, tuple((self.width * factor, 2) for factor in (1, 2, 4, 8)), stem=self.width)
-        layers.mean_pool()
+        layers.avg_pool()
         layers.flatten()
         layers.linear("classes", self.classes)
         return ConvNetwork(self, layers)
@@ -205,22 +212,24 @@ class TsaiDiverseCNN(ModelSpec):
     Official: the same; of these nets there is no code.
     """
 
+    smoke_fields: ClassVar[dict[str, Any]] = {"width": 16, "features": 32}
+
     image: Image = (1, 36, 36)
     width: int = 1024
     features: int = 640
     pool: bool = True
 
-    def network(self) -> ConvNetwork:
+    def build_network(self) -> ConvNetwork:
         """Build the layers."""
         layers = Layers(self.image)
         for number, (stride, padding) in enumerate(((2, 1), (2, 0), (1, 0)), start=1):
             layers.conv(f"conv{number}", self.width, 3, stride=stride, padding=padding)
             layers.relu()
             if number > 1:
-                layers.norm()
+                layers.batch_norm()
         if self.pool:
             layers.conv("features", self.features, 1)
-            layers.mean_pool()
+            layers.avg_pool()
             layers.flatten()
         else:
             layers.flatten()
@@ -243,12 +252,14 @@ class ChenCNN(ModelSpec):
     Official: the same.
     """
 
+    smoke_fields: ClassVar[dict[str, Any]] = {"width": 8, "channels": 16, "features": 32}
+
     image: Image = (3, 32, 32)
     width: int = 64
     channels: int = 256
     features: int = 512
 
-    def network(self) -> ConvNetwork:
+    def build_network(self) -> ConvNetwork:
         """Build the layers."""
         layers = Layers(self.image)
         layers.conv("conv1", self.width, 9)
@@ -261,7 +272,7 @@ class ChenCNN(ModelSpec):
         layers.dropout(0.5)
         layers.linear("classes", self.classes)
         model = ConvNetwork(self, layers)
-        init.each_layer(model, init.caffe_xavier)
+        init.init_layers(model, init.caffe_xavier)
         return model
 
     def recipe(self) -> Recipe:
@@ -279,13 +290,14 @@ class LeNet(ModelSpec):
     """
 
     presets = ("paper",)
+    smoke_fields: ClassVar[dict[str, Any]] = {"width": 4, "features": 32}
 
     image: Image = (1, 28, 28)
     width: int = 20
     channels: int = 50
     features: int = 500
 
-    def network(self) -> ConvNetwork:
+    def build_network(self) -> ConvNetwork:
         """Build the layers."""
         layers = Layers(self.image)
         for number, channels in enumerate((self.width, self.channels), start=1):
@@ -296,7 +308,7 @@ class LeNet(ModelSpec):
         layers.relu()
         layers.linear("classes", self.classes)
         model = ConvNetwork(self, layers)
-        init.each_layer(model, init.caffe_xavier)
+        init.init_layers(model, init.caffe_xavier)
         return model
 
     def recipe(self) -> Recipe:
@@ -304,11 +316,14 @@ class LeNet(ModelSpec):
         return ChenFlatCNN().recipe()
 
 
-register("sabour2017_cnn_mnist", FlatCNN(), "35.4M", data="mnist", augmentation="sabour2017.mnist")
+register(
+    "sabour2017_cnn_mnist", FlatCNN(), "35.4M", n_parameters=35_445_522, data="mnist", augmentation="sabour2017.mnist"
+)
 register(
     "sabour2017_cnn_multimnist",
     PooledCNN(),
     "24.56M",
+    n_parameters=24_563_978,
     data=by_preset("multimnist", "multimnist-official"),
     augmentation="sabour2017.multimnist",
     lr_schedule=Exponential(0.96, 20_000, floor=1e-3),
@@ -316,17 +331,33 @@ register(
 register(
     "sabour2017_cnn_affnist",
     PooledCNN(image=(1, 40, 40), features=320, dropout=0.5, n_objects=1),
+    n_parameters=11_514_570,
     data="expanded-mnist",
     test_data="affnist",
     augmentation="sabour2017.expanded-mnist",
     note="the paper stops early, at 99.22 % on the expanded MNIST's test images",
 )
-for _data, _classes, _cnn, _resnet in (("cifar10", 10, "18.92M", "11.17M"), ("cifar100", 100, "19.01M", "11.22M")):
-    _training = {"data": _data, "augmentation": f"tsai2020.{_data}"}
-    register(f"tsai2020_cnn_{_data}", TsaiCNN(classes=_classes), _cnn, **_training)
-    register(f"tsai2020_resnet18_{_data}", ResNet18(classes=_classes), _resnet, **_training)
-register("tsai2020_diverse_cnn", TsaiDiverseCNN(), data="diverse-multimnist")
-register("tsai2020_diverse_cnn_fc", TsaiDiverseCNN(pool=False), "42.49M", data="diverse-multimnist")
-register("chen2019_cnn_mnist", ChenFlatCNN(), "35.4M", data="mnist", augmentation="chen2019.mnist")
-register("chen2019_lenet", LeNet(), data="mnist", augmentation="chen2019.mnist")
-register("chen2019_cnn_cifar10", ChenCNN(), "9.6M", data="cifar10", augmentation="chen2019.cifar10")
+for _data, _classes, _cnn, _resnet in (
+    ("cifar10", 10, ("18.92M", 18_919_434), ("11.17M", 11_173_962)),
+    ("cifar100", 100, ("19.01M", 19_011_684), ("11.22M", 11_220_132)),
+):
+    _recipe: dict[str, Any] = {"data": _data, "augmentation": f"tsai2020.{_data}"}
+    register(f"tsai2020_cnn_{_data}", TsaiCNN(classes=_classes), _cnn[0], n_parameters=_cnn[1], **_recipe)
+    register(f"tsai2020_resnet18_{_data}", ResNet18(classes=_classes), _resnet[0], n_parameters=_resnet[1], **_recipe)
+register("tsai2020_diverse_cnn", TsaiDiverseCNN(), n_parameters=19_553_162, data="diverse-multimnist")
+register(
+    "tsai2020_diverse_cnn_fc", TsaiDiverseCNN(pool=False), "42.49M", n_parameters=42_490_762, data="diverse-multimnist"
+)
+register(
+    "chen2019_cnn_mnist", ChenFlatCNN(), "35.4M", n_parameters=35_445_522, data="mnist", augmentation="chen2019.mnist"
+)
+register("chen2019_lenet", LeNet(), n_parameters=431_080, data="mnist", augmentation="chen2019.mnist")
+register(
+    "chen2019_cnn_cifar10",
+    ChenCNN(),
+    "9.6M",
+    n_parameters=9_737_226,
+    published_rule="unmatched",
+    data="cifar10",
+    augmentation="chen2019.cifar10",
+)

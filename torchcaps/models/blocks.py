@@ -39,7 +39,7 @@ class BasicBlock(nn.Module):
 def add_resnet(layers: Layers, stages: tuple[tuple[int, int], ...], stem: int = 64) -> None:
     """Add a stem of one 3x3 convolution and stages of (channels, blocks), each but the first of stride 2."""
     layers.conv("stem", stem, 3, padding=1, bias=False)
-    layers.norm()
+    layers.batch_norm()
     layers.relu()
     for number, (channels, n_blocks) in enumerate(stages, start=1):
         for block in range(n_blocks):

@@ -2,7 +2,7 @@
 
 import functools
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from torch import nn
 
@@ -30,7 +30,7 @@ def chen_recipe(spec: CapsuleSpec, steps: int = 10_000) -> Recipe:
         reconstruction_weight=0.0005,
     )
     optimizer, schedule = OptimizerConfig("adam", 1e-3), Inverse(1e-4, 0.75)
-    return Recipe(spec.fitting(loss), optimizer, schedule, batch_size=100, steps=steps)
+    return Recipe(spec.adapt_loss(loss), optimizer, schedule, batch_size=100, steps=steps)
 
 
 def _cifar_loss(spec: ModelSpec) -> LossConfig:
@@ -71,6 +71,8 @@ class Chen2019(CapsuleSpec):
     neighbouring pixels.
     """
 
+    smoke_fields: ClassVar[dict[str, Any]] = {"width": 16, "types": 4, "hidden": (32,)}
+
     image: Image = (1, 28, 28)
     routing: Routing | str = Trainable()
     reconstruction: bool = True
@@ -89,21 +91,21 @@ class Chen2019(CapsuleSpec):
                 f"rows must divide primary_dim, {self.primary_dim}: they are those of a pose, got {self.rows}"
             )
 
-    def network(self) -> CapsuleNetwork:
+    def build_network(self) -> CapsuleNetwork:
         """Build the layers of the table."""
         shape = (self.layer, self.kernel, self.primary_dim, self.rows)
         released = self.official and shape == ("conv", 9, 8, 2)  # the paper's, and nothing that a user has chosen
         kernel, dim, rows = (6, 16, 4) if released else (self.kernel, self.primary_dim, self.rows)
-        layers = self.layers()
+        layers = self.new_layers()
         layers.conv("conv1", self.width, 9)
         layers.relu()
         layers.primary(self.types, dim, kernel, stride=2, relu=True, activation="exp_squash")
         if self.layer == "dense":
-            layers.dense_capsules("classes", self.classes, self.dim, routing=self.algorithm)
+            layers.dense_capsules("classes", self.classes, self.dim, routing=self.effective_routing)
         else:
-            layers.conv_capsules("classes", self.classes, dim, layers.grid, routing=self.algorithm, pose=rows)
+            layers.conv_capsules("classes", self.classes, dim, layers.grid, routing=self.effective_routing, pose=rows)
         model = CapsuleNetwork(self, layers, self.head, decoder=self.decoder)
-        init.each_layer(model, init.caffe_xavier)
+        init.init_layers(model, init.caffe_xavier)
         return model
 
     def recipe(self) -> Recipe:
@@ -135,6 +137,8 @@ class Chen2019Multi(CapsuleSpec):
     Squash comes before ReLU here, after every capsule layer, and the other way round in nets with one capsule layer.
     """
 
+    smoke_fields: ClassVar[dict[str, Any]] = {"width": 16, "types": 4}
+
     image: Image = (3, 32, 32)
     routing: Routing | str = Trainable(relu="after")
     width: int = 64
@@ -147,10 +151,10 @@ class Chen2019Multi(CapsuleSpec):
         if self.dim % self.rows:
             raise ValueError(f"rows must divide dim, {self.dim}: they are those of a pose, got {self.rows}")
 
-    def network(self) -> CapsuleNetwork:
+    def build_network(self) -> CapsuleNetwork:
         """Build the layers of the table."""
-        routing = self.algorithm
-        layers = self.layers()
+        routing = self.effective_routing
+        layers = self.new_layers()
         layers.conv("conv1", self.width, 7, bias=False)
         layers.relu()
         layers.primary(self.types, self.dim, 7, stride=2, bias=False, relu=True, activation="exp_squash")
@@ -158,7 +162,7 @@ class Chen2019Multi(CapsuleSpec):
         layers.conv_capsules("caps2", self.types, self.dim, 3, stride=2, routing=routing, pose=self.rows)
         layers.dense_capsules("classes", self.classes, self.dim, routing=routing)
         model = CapsuleNetwork(self, layers, self.head, decoder=self.decoder)
-        init.each_layer(model, init.caffe_xavier)
+        init.init_layers(model, init.caffe_xavier)
         return model
 
     def recipe(self) -> Recipe:
@@ -179,6 +183,8 @@ class Chen2019Dynamic(CapsuleSpec):
     other nets.)
     """
 
+    smoke_fields: ClassVar[dict[str, Any]] = {"width": 16, "types": 4, "hidden": (32,)}
+
     image: Image = (1, 28, 28)
     routing: Routing | str = Dynamic(3)
     reconstruction: bool = True
@@ -188,14 +194,14 @@ class Chen2019Dynamic(CapsuleSpec):
     dim: int = 16
 
     @property
-    def algorithm(self) -> Routing:
+    def effective_routing(self) -> Routing:
         """The routing, which the released net iterates once more."""
-        routing = super().algorithm
-        return Dynamic(4) if self.official and self.default_routing else routing
+        routing = super().effective_routing
+        return Dynamic(4) if self.official and self.has_default_routing else routing
 
-    def network(self) -> CapsuleNetwork:
+    def build_network(self) -> CapsuleNetwork:
         """Build the layers of CapsNet."""
-        layers = self.layers()
+        layers = self.new_layers()
         layers.conv("conv1", self.width, 9)
         layers.relu()
         activation = "none" if self.official else "squash"
@@ -203,12 +209,12 @@ class Chen2019Dynamic(CapsuleSpec):
         # Official: Caffe's Xavier, as for the nets that it is compared with.
         bound = (3 / (self.primary_dim * self.classes * self.dim)) ** 0.5
         options = {"init": functools.partial(nn.init.uniform_, a=-bound, b=bound)} if self.official else {}
-        layers.dense_capsules("classes", self.classes, self.dim, routing=self.algorithm, **options)
+        layers.dense_capsules("classes", self.classes, self.dim, routing=self.effective_routing, **options)
         model = CapsuleNetwork(self, layers, self.head, decoder=self.decoder)
         if self.official:
-            init.each_layer(model, init.caffe_xavier)
+            init.init_layers(model, init.caffe_xavier)
         else:
-            init.each_layer(model.front, init.he_normal)
+            init.init_layers(model.front, init.he_normal)
         return model
 
     def recipe(self) -> Recipe:
@@ -217,27 +223,38 @@ class Chen2019Dynamic(CapsuleSpec):
         return replace(recipe, optimizer=OptimizerConfig("sgd", 1e-2, momentum=0.9)) if self.official else recipe
 
 
-_SMALL = {"image": (3, 32, 32), "width": 64, "dim": 8, "reconstruction": False}
-_MNIST = {"data": "mnist", "augmentation": "chen2019.mnist"}
-_CIFAR = {"data": "cifar10", "augmentation": "chen2019.cifar10", "loss": _cifar_loss}
+_SMALL: dict[str, Any] = {"image": (3, 32, 32), "width": 64, "dim": 8, "reconstruction": False}
+_MNIST: dict[str, Any] = {"data": "mnist", "augmentation": "chen2019.mnist"}
+_CIFAR: dict[str, Any] = {"data": "cifar10", "augmentation": "chen2019.cifar10", "loss": _cifar_loss}
 _SGD, _STEPS = OptimizerConfig("sgd", 1e-3, momentum=0.9), Exponential(0.6, 8000, staircase=True)
-register("chen2019_fc_mnist", Chen2019(), "8.2M", **_MNIST)
-register("chen2019_conv_mnist", Chen2019(layer="conv"), "6.9M", **_MNIST)
-register("chen2019_fc_cifar10", Chen2019(**_SMALL), "2.67M", **_CIFAR, optimizer=_SGD, lr_schedule=_STEPS)
+register("chen2019_fc_mnist", Chen2019(), "8.2M", n_parameters=8_227_088, **_MNIST)
+register("chen2019_conv_mnist", Chen2019(layer="conv"), "6.9M", n_parameters=6_895_888, **_MNIST)
 register(
-    "chen2019_conv_cifar10",
-    Chen2019(**_SMALL, layer="conv", rows=1),
+    "chen2019_fc_cifar10",
+    Chen2019(**_SMALL),
     "2.67M",
+    n_parameters=2_674_176,
     **_CIFAR,
     optimizer=_SGD,
     lr_schedule=_STEPS,
 )
-register("chen2019_multi_cifar10", Chen2019Multi(), "716K", **_CIFAR)
-register("chen2019_dynamic_mnist", Chen2019Dynamic(), "8.2M", **_MNIST)
+register(
+    "chen2019_conv_cifar10",
+    Chen2019(**_SMALL, layer="conv", rows=1),
+    "2.67M",
+    n_parameters=2_674_176,
+    **_CIFAR,
+    optimizer=_SGD,
+    lr_schedule=_STEPS,
+)
+register("chen2019_multi_cifar10", Chen2019Multi(), "716K", n_parameters=750_816, published_rule="unmatched", **_CIFAR)
+register("chen2019_dynamic_mnist", Chen2019Dynamic(), "8.2M", n_parameters=8_215_568, **_MNIST)
 register(
     "chen2019_dynamic_cifar10",
     Chen2019Dynamic(**_SMALL),
     "2.67M",
+    n_parameters=2_653_696,
+    published_rule="unmatched",
     **_CIFAR,
     optimizer=by_preset(_SGD, replace(_SGD, lr=1e-2)),
     lr_schedule=_STEPS,

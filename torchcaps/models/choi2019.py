@@ -1,6 +1,7 @@
 """Attention routing between capsules (AR CapsNet): Choi, Seo, Im, Kang 2019."""
 
 from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 from torchcaps.models import init
 from torchcaps.models.network import CapsuleNetwork
@@ -47,6 +48,8 @@ class Choi2019(CapsuleSpec):
     Deviation: padding is TensorFlow's SAME, as in the code; PyTorch's would shift a stride of 2 by one pixel.
     """
 
+    smoke_fields: ClassVar[dict[str, Any]] = {"width": 8, "types": 4, "primary_dim": 8, "dim": 8, "hidden": (32,)}
+
     image: Image = (1, 28, 28)
     routing: Routing | str = Attention()
     reconstruction: bool = True
@@ -57,13 +60,13 @@ class Choi2019(CapsuleSpec):
     depth: int = 1
     hidden: tuple[int, ...] = (512, 512)
 
-    def network(self) -> CapsuleNetwork:
+    def build_network(self) -> CapsuleNetwork:
         """Build the layers of the table."""
-        routing = self.algorithm
-        layers = self.layers()
+        routing = self.effective_routing
+        layers = self.new_layers()
         for name in ("conv1", "conv2"):
             layers.conv(name, self.width, 3, padding=1)
-            layers.norm(momentum=0.01, eps=1e-3)  # Keras' defaults, said as PyTorch does
+            layers.batch_norm(momentum=0.01, eps=1e-3)  # Keras' defaults, said as PyTorch does
             layers.relu()
         activation = CapsuleActivation(self.types, self.primary_dim)
         layers.primary(self.types, self.primary_dim, 3, stride=2, padding="same", relu=True, activation=activation)
@@ -81,7 +84,7 @@ class Choi2019(CapsuleSpec):
             )
         layers.conv_capsules("classes", self.classes, self.dim, kernel=layers.grid, routing=routing)
         model = CapsuleNetwork(self, layers, self.head, decoder=self.decoder)
-        init.each_layer(model, init.glorot_uniform)
+        init.init_layers(model, init.glorot_uniform)
         return model
 
     def recipe(self) -> Recipe:
@@ -91,7 +94,7 @@ class Choi2019(CapsuleSpec):
         """
         schedule = TimeDecay(1e-4)
         return Recipe(
-            loss=self.fitting(LossConfig("margin", reconstruction_reduction="mean", reconstruction_weight=0.3)),
+            loss=self.adapt_loss(LossConfig("margin", reconstruction_reduction="mean", reconstruction_weight=0.3)),
             optimizer=OptimizerConfig("rmsprop", 1e-3, momentum=0.9),
             lr_schedule=Product(schedule, Milestones((51,), 0.5)) if self.official else schedule,
             batch_size=100,
@@ -105,12 +108,15 @@ register(
     "choi2019_mnist",
     Choi2019(),
     "5.31M",
+    n_parameters=5_312_528,
+    published_rule="keras",
     data="mnist",
     augmentation=by_preset("choi2019.mnist+", "choi2019.mnist+official"),
 )
 register(
     "choi2019_affnist",
     Choi2019(image=(1, 40, 40), dim=16),
+    n_parameters=3_500_832,
     data="mnist",
     test_data="affnist",
     augmentation=by_preset("choi2019.affnist", "choi2019.affnist-official"),
@@ -120,6 +126,8 @@ register(
     "choi2019_cifar10",
     Choi2019(image=(3, 32, 32), depth=4),
     "9.6M",
+    n_parameters=9_566_336,
+    published_rule="keras",
     data="cifar10",
     augmentation="choi2019.cifar10+",
     epochs=200,

@@ -1,19 +1,42 @@
-"""From class capsules to scores: what a paper reads off them."""
+"""Model output, and the heads that compute class scores from class capsules."""
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from torch import Tensor, nn
 
-from torchcaps.capsules import Capsules
+from torchcaps.capsules import Capsules, register_pytree
 from torchcaps.routing import Routing
+from torchcaps.routing.base import Trace
 
-__all__ = ["HeadName", "PoseLength", "PresenceHead", "SharedClassifier", "head_for", "make_head"]
+__all__ = ["ActivationHead", "HeadName", "LengthHead", "Output", "SharedClassifier", "build_head", "default_head"]
 
 HeadName = Literal["length", "normalized", "activation", "linear"]
 
 
-class PoseLength(nn.Module):
-    """A class is as present as its capsule is long: Sabour 2017, section 3; over ``sqrt(D)`` in Choi 2019.
+class Output(NamedTuple):
+    """Output of a model for a batch of images.
+
+    Shapes:
+        scores: ``[B, classes]``: lengths, normalised lengths, activations or logits, depending on the head. The
+            predicted classes are those of `Network.predict`.
+        capsules: class capsules ``[B, classes, D]``; ``None`` for a network without capsules.
+        reconstruction: ``[B, C, H, W]``, or ``[B, objects, C, H, W]`` for images with several objects; ``None``
+            without a decoder.
+        trace: one `torchcaps.routing.Trace` per capsule layer with its coupling coefficients at every iteration, if
+            ``trace=True`` was passed to the model; otherwise ``None``.
+    """
+
+    scores: Tensor
+    capsules: Capsules | None = None
+    reconstruction: Tensor | None = None
+    trace: tuple[Trace, ...] | None = None
+
+
+register_pytree(Output, "torchcaps.models.Output")
+
+
+class LengthHead(nn.Module):
+    """Length of the class capsule as score: Sabour 2017, section 3; divided by ``sqrt(D)`` in Choi 2019, section 3.5.
 
     Shapes:
         capsules ``[B, J, D] -> [B, J]``
@@ -24,7 +47,7 @@ class PoseLength(nn.Module):
         self.normalized = normalized
 
     def extra_repr(self) -> str:
-        """Say which length."""
+        """Return the constructor argument."""
         return f"normalized={self.normalized}"
 
     def forward(self, capsules: Capsules) -> Tensor:
@@ -32,8 +55,8 @@ class PoseLength(nn.Module):
         return capsules.length(self.normalized)
 
 
-class PresenceHead(nn.Module):
-    """A class is as present as its capsule's activation says: Hinton 2018.
+class ActivationHead(nn.Module):
+    """Activation of the class capsule as score: Hinton 2018.
 
     Shapes:
         capsules ``[B, J, D]`` with activations ``-> [B, J]``
@@ -42,15 +65,15 @@ class PresenceHead(nn.Module):
     def forward(self, capsules: Capsules) -> Tensor:
         """Return the activations."""
         if capsules.activation is None:
-            raise ValueError("capsules.activation must be given: these class capsules have none to score by")
+            raise ValueError("capsules.activation is None: the activation head needs class capsules with activations")
         return capsules.activation
 
 
 class SharedClassifier(nn.Module):
-    """One linear map from a pose to a logit, the same for every class: Tsai 2020, section 3.4.
+    """Linear map from a pose to a logit, shared by all classes: Tsai 2020, section 4.1.
 
-    It has ``D + 1`` parameters, whatever the number of classes. Where capsules have activations (ablation C) the pose
-    is multiplied by its own first.
+    It has ``D + 1`` parameters for any number of classes. If the capsules have activations (ablation C), each pose is
+    multiplied by its activation first.
 
     Shapes:
         capsules ``[B, J, D] -> [B, J]``
@@ -63,17 +86,17 @@ class SharedClassifier(nn.Module):
     def forward(self, capsules: Capsules) -> Tensor:
         """Return the logits."""
         pose = capsules.pose if capsules.activation is None else capsules.pose * capsules.activation.unsqueeze(-1)
-        # The last axis alone is dropped: a bare squeeze() would also drop a batch of one.
+        # squeeze(-1) and not squeeze(), which would also drop the batch axis of a single image
         return self.linear(pose).squeeze(-1)
 
 
-def head_for(routing: Routing) -> HeadName:
-    """Return what scores the class capsules of a routing."""
+def default_head(routing: Routing) -> HeadName:
+    """Return the name of the head that fits a routing: by its activations or lengths, or else the linear head."""
     return routing.presence or "linear"
 
 
-def make_head(name: HeadName, dim: int) -> nn.Module:
-    """Build a head for class capsules of this pose size."""
+def build_head(name: HeadName, dim: int) -> nn.Module:
+    """Build a head for class capsules of pose size ``dim``."""
     if name == "linear":
         return SharedClassifier(dim)
-    return PresenceHead() if name == "activation" else PoseLength(normalized=name == "normalized")
+    return ActivationHead() if name == "activation" else LengthHead(normalized=name == "normalized")

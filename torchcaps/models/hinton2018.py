@@ -1,7 +1,7 @@
 """Matrix capsules with EM routing: Hinton, Sabour, Frosst 2018."""
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torchcaps.models.builder import Layers
 from torchcaps.models.network import CapsuleNetwork
@@ -23,8 +23,8 @@ def add_em_capsules(layers: Layers, spec: "Hinton2018 | Tsai2020EM", primary_typ
     The class layer is a window over the whole grid whose places share their matrices. With ``coordinates`` each child's
     place is added to its votes, so that sharing loses no position: section 4.1.
     """
-    routing = spec.algorithm
-    layers.primary(primary_types, spec.dim, 1, activation="none", activations=spec.with_activations)
+    routing = spec.effective_routing
+    layers.primary(primary_types, spec.dim, 1, activation="none", activations=spec.needs_activations)
     layers.conv_capsules("caps1", spec.types, spec.dim, 3, stride=2, routing=routing, pose="matrix")
     layers.conv_capsules("caps2", spec.types, spec.dim, 3, routing=routing, pose="matrix")
     if isinstance(routing, EM):
@@ -61,6 +61,7 @@ class Hinton2018(CapsuleSpec):
     """
 
     presets = ("paper",)
+    smoke_fields: ClassVar[dict[str, Any]] = {"width": 16, "primary_types": 4, "types": 4}
 
     image: Image = (1, 32, 32)
     classes: int = 5
@@ -75,9 +76,9 @@ class Hinton2018(CapsuleSpec):
         super().__post_init__()
         self.check_square(self.dim)
 
-    def network(self) -> CapsuleNetwork:
+    def build_network(self) -> CapsuleNetwork:
         """Build the layers of the table."""
-        layers = self.layers()
+        layers = self.new_layers()
         layers.conv("conv1", self.width, 5, stride=2)
         layers.relu()
         add_em_capsules(layers, self, self.primary_types)
@@ -86,7 +87,7 @@ class Hinton2018(CapsuleSpec):
     def recipe(self) -> Recipe:
         """Adam at 0.003, times 0.96 for every 20,000 steps, weight decay 2e-7: the authors, on OpenReview."""
         return Recipe(
-            loss=self.fitting(LossConfig("spread", margin_schedule="sigmoid")),
+            loss=self.adapt_loss(LossConfig("spread", margin_schedule="sigmoid")),
             optimizer=OptimizerConfig("adam", 3e-3, weight_decay=2e-7),
             lr_schedule=Exponential(0.96, 20_000),
             batch_size=64,
@@ -95,4 +96,10 @@ class Hinton2018(CapsuleSpec):
         )
 
 
-register("hinton2018_smallnorb", Hinton2018(), data="smallnorb-left", augmentation="hinton2018.smallnorb")
+register(
+    "hinton2018_smallnorb",
+    Hinton2018(),
+    n_parameters=316_394,
+    data="smallnorb-left",
+    augmentation="hinton2018.smallnorb",
+)

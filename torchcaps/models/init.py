@@ -1,4 +1,4 @@
-"""First values of weights, as the frameworks of the papers draw them."""
+"""Weight initialisation as in the frameworks that the papers used: TensorFlow, Keras and Caffe."""
 
 from collections.abc import Callable
 
@@ -9,48 +9,73 @@ from torchcaps.routing import Dynamic, Quadratic, Routing, Uniform
 
 __all__ = [
     "caffe_xavier",
-    "each_layer",
     "glorot_uniform",
     "he_normal",
-    "steady_std",
+    "init_layers",
+    "squash_std",
     "truncated_normal",
     "truncated_normal_",
 ]
 
-Plain = nn.Conv2d | nn.Linear
+ConvOrLinear = nn.Conv2d | nn.Linear
 
 
 def truncated_normal_(tensor: Tensor, std: float) -> Tensor:
-    """Fill with a normal distribution cut off at twice its deviation: TensorFlow's ``truncated_normal``."""
+    """Fill with a normal distribution truncated at two standard deviations: TensorFlow's ``truncated_normal``."""
     return nn.init.trunc_normal_(tensor, std=std, a=-2 * std, b=2 * std)
 
 
 @torch.no_grad()
-def truncated_normal(layer: Plain, std: float, bias: float) -> None:
-    """Draw a layer as the code of Sabour 2017 does: weights from a truncated normal, biases constant."""
+def truncated_normal(layer: ConvOrLinear, std: float, bias: float) -> None:
+    """Initialise a layer as the code of Sabour 2017: truncated normal weights, constant biases."""
     truncated_normal_(layer.weight, std)
     if layer.bias is not None:
         layer.bias.fill_(bias)
 
 
 @torch.no_grad()
-def he_normal(layer: Plain) -> None:
-    """Keep the size of features through ReLUs: He 2015. Biases 0."""
+def he_normal(layer: ConvOrLinear) -> None:
+    """Initialise a layer as He 2015, which keeps the variance of features through ReLUs; biases 0."""
     nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
     if layer.bias is not None:
         layer.bias.zero_()
 
 
-def steady_std(routing: Routing, n_children: int, n_parents: int, dim: int, gain: float) -> float | None:
-    """Return the deviation of matrices for which squashed parents start neither near 0 nor near 1.
+@torch.no_grad()
+def glorot_uniform(layer: ConvOrLinear) -> None:
+    """Initialise a layer as Keras: Glorot uniform weights, biases 0."""
+    nn.init.xavier_uniform_(layer.weight)
+    if layer.bias is not None:
+        layer.bias.zero_()
 
-    A sum of ``I`` votes of children of length 1, each with the coupling ``c`` that the routing starts from, has a
-    length of about ``c std sqrt(I D)``; this makes it ``gain``, whatever the number of children and parents.
-    ``squash`` has no slope at 0, so with a fixed deviation many parents, or few children, would hardly move at first.
-    Routings that start otherwise draw their matrices themselves: ``None``.
 
-    With very many parents the votes themselves would be long, and agreement would grow without bound from iteration to
-    iteration; so their length is kept to 1.
+@torch.no_grad()
+def caffe_xavier(layer: ConvOrLinear) -> None:
+    """Initialise a layer as Caffe's Xavier filler: uniform within ``sqrt(3 / fan_in)``, biases 0."""
+    bound = (3 / layer.weight[0].numel()) ** 0.5
+    layer.weight.uniform_(-bound, bound)
+    if layer.bias is not None:
+        layer.bias.zero_()
+
+
+def init_layers(module: nn.Module, init: Callable[[ConvOrLinear], None]) -> None:
+    """Apply ``init`` to every convolution and linear layer of a module, except on the meta device."""
+    for layer in module.modules():
+        if isinstance(layer, ConvOrLinear) and not layer.weight.is_meta:
+            init(layer)
+
+
+def squash_std(routing: Routing, n_children: int, n_parents: int, dim: int, gain: float) -> float | None:
+    """Return the standard deviation of transformation matrices for squashed parents of medium initial length.
+
+    ``squash`` has zero slope at length 0 and saturates at 1, so with a fixed standard deviation many parents or few
+    children would get vanishing gradients at first. The weighted sum of ``I`` votes of children of length 1, each with
+    the initial coupling ``c`` of the routing, has a length of about ``c std sqrt(I D)``. The returned standard
+    deviation makes this equal to ``gain`` for any number of children and parents, but keeps the length of a single
+    vote at 1 or below: with very many parents, agreement would otherwise grow without bound over the iterations.
+
+    Returns:
+        The standard deviation, or ``None`` for routings that initialise their matrices themselves.
     """
     if isinstance(routing, Quadratic):
         coupling = abs(routing.initial)
@@ -59,27 +84,3 @@ def steady_std(routing: Routing, n_children: int, n_parents: int, dim: int, gain
     else:
         return None
     return min(gain / (coupling * n_children**0.5), 1.0) / dim**0.5
-
-
-@torch.no_grad()
-def glorot_uniform(layer: Plain) -> None:
-    """Draw a layer as Keras does: Glorot uniform, biases 0."""
-    nn.init.xavier_uniform_(layer.weight)
-    if layer.bias is not None:
-        layer.bias.zero_()
-
-
-@torch.no_grad()
-def caffe_xavier(layer: Plain) -> None:
-    """Draw a layer as Caffe's Xavier filler does: uniform within ``sqrt(3 / fan_in)``, biases 0."""
-    bound = (3 / layer.weight[0].numel()) ** 0.5
-    layer.weight.uniform_(-bound, bound)
-    if layer.bias is not None:
-        layer.bias.zero_()
-
-
-def each_layer(module: nn.Module, draw: Callable[[Plain], None]) -> None:
-    """Draw every convolution and every linear layer of a module; on the meta device there is nothing to draw."""
-    for layer in module.modules():
-        if isinstance(layer, Plain) and not layer.weight.is_meta:
-            draw(layer)

@@ -1,4 +1,4 @@
-"""The two kinds of network that every model is: capsules over a convolutional front, or a plain convolutional one."""
+"""Networks built from specs: capsule networks and convolutional baselines."""
 
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
@@ -10,11 +10,9 @@ from torchcaps._core.labels import as_multi_hot, split_labels
 from torchcaps._core.validation import check_finite, check_float, check_no_nan
 from torchcaps.capsules import Capsules, as_capsules
 from torchcaps.models.builder import Layers
-from torchcaps.models.heads import HeadName, make_head
-from torchcaps.models.output import Output
-from torchcaps.models.recipe import Recipe
+from torchcaps.models.heads import HeadName, Output, build_head
+from torchcaps.models.recipe import Objective, Recipe
 from torchcaps.nn import CapsuleStack, Decoder
-from torchcaps.profiling.summary import Summary, summarize
 
 if TYPE_CHECKING:
     from torchcaps.models.spec import ModelSpec
@@ -23,13 +21,18 @@ __all__ = ["CapsuleNetwork", "ConvNetwork", "Network"]
 
 
 class Network(nn.Module, ABC):
-    """What all models share: images in, one `Output` out, and a recipe to train by.
+    """Base class of all models: images in, `Output` out, with a training recipe.
+
+    The table of its layers is `torchcaps.profiling.summarize(model)`.
+
+    Args:
+        spec: spec that the model is built from.
+        layers: its layers, in order.
+        n_objects: number of objects per image; ``None``: any number.
 
     Attributes:
-        spec: the choice that the model was built from.
-        recipe: what it is trained with by default.
-        name: its name in `torchcaps.list_models`, or that of its spec.
-        channels_last: let the convolutions work on images that are so in memory: on a CPU up to a third faster.
+        channels_last: whether images are converted to channels-last memory format (not on CUDA), which makes
+            convolutions on a CPU up to a third faster.
     """
 
     channels_last = True
@@ -38,34 +41,49 @@ class Network(nn.Module, ABC):
         super().__init__()
         if n_objects is not None and n_objects > spec.classes:
             raise ValueError(f"n_objects must be at most the number of classes, {spec.classes}, got {n_objects}")
-        self.spec = spec
-        self.name = type(spec).__name__
-        self.recipe: Recipe = spec.training()
-        self.n_objects = n_objects
+        self.set_origin(spec, type(spec).__name__, spec.default_recipe(), n_objects)
         self.front = nn.Sequential()
         for name, module in layers.front.items():
             self.front.add_module(name, module)
 
+    def set_origin(self, spec: "ModelSpec", name: str, recipe: Recipe, n_objects: int | None) -> None:
+        """Set the read-only properties of the model. Called on construction only."""
+        self._spec, self._name, self._recipe, self._n_objects = spec, name, recipe, n_objects
+
+    @property
+    def spec(self) -> "ModelSpec":
+        """Spec that the model was built from."""
+        return self._spec
+
+    @property
+    def name(self) -> str:
+        """Name in `torchcaps.list_models`, or the class name of the spec."""
+        return self._name
+
+    @property
+    def recipe(self) -> Recipe:
+        """Training settings: those of the paper, or those given to `torchcaps.create_model`."""
+        return self._recipe
+
+    @property
+    def n_objects(self) -> int | None:
+        """Number of objects per image; ``None``: any number."""
+        return self._n_objects
+
     @property
     def n_parameters(self) -> int:
-        """The number of parameters, frozen ones included."""
+        """Number of parameters, including frozen ones."""
         return sum(parameter.numel() for parameter in self.parameters())
+
+    def extra_repr(self) -> str:
+        """Return name and parameter count for ``print(model)``."""
+        return f"name={self.name!r}, n_parameters={self.n_parameters:,}"
 
     @abstractmethod
     def forward(self, images: Tensor, labels: Tensor | None = None, trace: bool = False) -> Output:
-        """Make an `Output` of images."""
+        """Compute the output for a batch of images."""
 
-    def summary(self) -> Summary:
-        """Return the table of layers: shapes, parameters, multiply-adds."""
-        return summarize(self)
-
-    def __repr__(self) -> str:
-        try:
-            return str(self.summary())
-        except Exception:  # a model that its owner has taken apart still prints, as any module does
-            return super().__repr__()
-
-    def loss(self) -> nn.Module:
+    def loss(self) -> Objective:
         """Build the loss of the recipe: ``loss(output, labels, targets)``."""
         return self.recipe.loss.make(self.n_objects)
 
@@ -153,44 +171,47 @@ class Network(nn.Module, ABC):
         predicted = scores.sort(dim=-1, descending=True, stable=True).indices[:, :n_objects]
         return predicted if labels is None else _align_to_labels(predicted, labels)
 
-    def _enter(self, images: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Check what comes in at the door; return images in the model's dtype, and class numbers to decode by."""
+    def _prepare(self, images: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Validate the inputs; return images in the dtype of the model, and the class indices to decode."""
         if isinstance(images, Tensor) and images.dtype == torch.uint8:
-            raise TypeError("images must be floating-point numbers in 0..1, got torch.uint8: take images.float() / 255")
+            raise TypeError("images must be floating-point numbers in 0..1, got torch.uint8: pass images.float() / 255")
         check_float(images, "images")
         channels, height, width = self.spec.image
         if images.dim() != 4 or tuple(images.shape[1:]) != self.spec.image:
             raise ValueError(
-                f"images must be [B, {channels}, {height}, {width}], got {list(images.shape)}: "
-                f"create_model(..., image=(channels, height, width)) builds the model for another size"
+                f"images must be [B, {channels}, {height}, {width}], got {list(images.shape)}; for another size "
+                "build the model with create_model(..., image=(channels, height, width))"
             )
         check_finite(images, "images")
         if labels is not None:
             if not isinstance(labels, Tensor):
                 raise TypeError(f"labels must be a tensor, got {type(labels).__name__}")
             if labels.dim() == 0 or labels.shape[0] != images.shape[0]:
-                raise ValueError(f"labels must be one for each of {images.shape[0]} images, got {list(labels.shape)}")
+                raise ValueError(
+                    f"labels must have one row for each of the {images.shape[0]} images, got {list(labels.shape)}"
+                )
             if self.n_objects is None:
-                as_multi_hot(labels, self.spec.classes)  # any number of them: nothing to decode, only to check
+                as_multi_hot(labels, self.spec.classes)  # validation only: nothing is decoded
                 labels = None
             else:
                 labels = split_labels(labels, self.spec.classes, self.n_objects)[0]
         images = images.to(next(self.parameters()).dtype)
         if self.channels_last and images.device.type != "cuda" and not torch.compiler.is_compiling():
-            images = images.clone(memory_format=torch.channels_last)  # with one channel a copy alone has the strides
+            # clone and not to(): with a single channel to() would keep the strides
+            images = images.clone(memory_format=torch.channels_last)
         return images, labels
 
 
 class CapsuleNetwork(Network):
-    """A convolutional front, primary capsules, capsule layers, and scores read off the class capsules.
+    """Convolutional front, primary capsules, capsule layers, and a head that scores the class capsules.
 
     Args:
-        spec: what it is built from.
-        layers: its layers, the last of them the class capsules.
-        head: how class capsules are scored.
-        schedule: of `torchcaps.nn.CapsuleStack`.
-        decoder: widths of the decoder's hidden layers; ``None`` for no decoder.
-        n_objects: objects in each image, each decoded by itself; ``None``: any number, and no decoder.
+        spec: spec that the model is built from.
+        layers: its layers; the last one yields the class capsules.
+        head: name of the head that scores the class capsules.
+        schedule: order of the routing iterations, see `torchcaps.nn.CapsuleStack`.
+        decoder: widths of the hidden layers of the decoder; ``None``: no decoder.
+        n_objects: number of objects per image, each decoded separately; ``None``: any number, without decoder.
     """
 
     def __init__(
@@ -205,46 +226,59 @@ class CapsuleNetwork(Network):
     ) -> None:
         super().__init__(spec, layers, n_objects)
         self.capsules = CapsuleStack(layers.capsules, schedule)
-        self.head = make_head(head, layers.dim)
+        self.head = build_head(head, layers.dim)
         self.decoder = None if decoder is None else Decoder(spec.classes, layers.dim, spec.image, decoder)
 
     def forward(self, images: Tensor, labels: Tensor | None = None, trace: bool = False) -> Output:
-        """Make class capsules of images, and scores and reconstructions of those.
+        """Compute class capsules, scores and, if the model has a decoder, reconstructions.
 
-        In training the decoder is given the capsules that the labels name; otherwise, or without labels, those that are
-        predicted (`decode` takes any). Of several objects in an image, those that were predicted rightly come in the
-        order of the labels, so that each stands beside its own target. With ``trace`` the output holds every layer's
-        couplings at every iteration.
+        In training mode the capsules of the labels are decoded; in evaluation mode or without labels those of the
+        predicted classes (`decode` decodes any class). For several objects per image, correct predictions are in the
+        order of the labels, so that each reconstruction is compared with its own target.
+
+        Args:
+            images: ``[B, C, H, W]``.
+            labels: class indices ``[B]`` or ``[B, objects]``, or multi-hot ``[B, classes]``.
+            trace: return the coupling coefficients of every layer at every iteration.
         """
-        images, numbers = self._enter(images, labels)
+        images, classes = self._prepare(images, labels)
         primary = self.front(images)
         traces = None
         if trace:
             capsules, traces = self.capsules(primary, trace=True)
         else:
             capsules = self.capsules(primary)
-        classes = capsules.flatten()
-        scores = self.head(classes)
+        class_capsules = capsules.flatten()
+        scores = self.head(class_capsules)
         reconstruction = None
         if self.decoder is not None:
-            if numbers is None or not self.training:
-                numbers = self._top_classes(scores, numbers)
-            reconstruction = self.decoder(classes, numbers)
-        return Output(scores, classes, reconstruction, traces)
+            if classes is None or not self.training:
+                classes = self._top_classes(scores, classes)
+            reconstruction = self.decoder(class_capsules, classes)
+        return Output(scores, class_capsules, reconstruction, traces)
 
     def decode(self, capsules: Capsules | Tensor | Output, labels: Tensor | None = None) -> Tensor:
-        """Decode class capsules by any labels, whatever the mode; without labels by what they predict.
+        """Decode the capsules of the given classes, or of the predicted classes, in any mode.
 
         Shapes:
             capsules ``[B, classes, D]``, labels ``[B]`` or ``[B, K] -> [B, C, H, W]`` or ``[B, K, C, H, W]``
         """
         if self.decoder is None:
-            raise ValueError(f"{self.name} was built without a decoder: create_model(..., reconstruction=True)")
+            raise ValueError(f"{self.name} has no decoder: build it with create_model(..., reconstruction=True)")
         if isinstance(capsules, Output):
             assert capsules.capsules is not None
             capsules = capsules.capsules
-        classes = as_capsules(capsules)
-        return self.decoder(classes, self._top_classes(self.head(classes)) if labels is None else labels)
+        class_capsules = as_capsules(capsules)
+        return self.decoder(class_capsules, self._top_classes(self.head(class_capsules)) if labels is None else labels)
+
+
+class ConvNetwork(Network):
+    """Convolutional network from images to logits: the papers' baselines."""
+
+    def forward(self, images: Tensor, labels: Tensor | None = None, trace: bool = False) -> Output:
+        """Compute logits. Labels are validated only; the trace is empty."""
+        images, _ = self._prepare(images, labels)
+        return Output(self.front(images), trace=() if trace else None)
 
 
 def _align_to_labels(predicted: Tensor, labels: Tensor) -> Tensor:
@@ -258,12 +292,3 @@ def _align_to_labels(predicted: Tensor, labels: Tensor) -> Tensor:
     order = torch.empty_like(labels).scatter(1, free_labels, free_predictions)
     order = torch.where(label_matched, equal.to(torch.uint8).argmax(2), order)
     return predicted.gather(1, order)
-
-
-class ConvNetwork(Network):
-    """A plain convolutional network: images to logits. The papers' baselines."""
-
-    def forward(self, images: Tensor, labels: Tensor | None = None, trace: bool = False) -> Output:
-        """Make logits of images. There is nothing to decode and nothing to trace."""
-        images, _ = self._enter(images, labels)
-        return Output(self.front(images), trace=() if trace else None)

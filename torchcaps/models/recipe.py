@@ -12,7 +12,7 @@ from torchcaps._core.labels import split_labels
 from torchcaps._core.serialize import setting
 from torchcaps._core.validation import check_fields, check_range
 from torchcaps.losses import ClassLoss, MarginLoss, MultiLabelLoss, ReconstructionLoss, SpreadLoss
-from torchcaps.models.output import Output
+from torchcaps.models.heads import Output
 from torchcaps.models.schedules import Constant, LRSchedule
 
 __all__ = ["LossConfig", "Objective", "OptimizerConfig", "Recipe"]

@@ -1,86 +1,135 @@
-"""The models by name."""
+"""Models by name: registration, look-up and construction."""
 
 import dataclasses
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from torchcaps._core.registry import check_name
+from torchcaps._core.registry import Registry, import_object, is_import_path
 from torchcaps._core.validation import check_field_names
 from torchcaps.models.network import Network
 from torchcaps.models.recipe import Recipe
 from torchcaps.models.spec import ModelSpec
 
-__all__ = ["REGISTRY", "Entry", "by_preset", "create_model", "list_models", "register"]
+__all__ = ["MODELS", "ModelEntry", "by_preset", "create_model", "find_model", "list_models", "register"]
+
+PublishedRule = Literal["rounded", "keras", "unmatched"]
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A named model.
+class ModelEntry:
+    """A registered model.
 
     Args:
-        name: what it is built by.
-        spec: its architecture and sizes.
-        published: the number of parameters that its paper prints, as printed; empty where it prints none.
-        training: what its recipe changes in that of its spec; a function is called with the spec.
+        name: name in `create_model` and on the command line.
+        spec: architecture with its sizes.
+        published: parameter count as printed in the paper (``"8.2M"``); empty if the paper prints none.
+        published_rule: relation of the printed count to the parameters: ``"rounded"``; ``"keras"``, rounded and with
+            the moving averages of batch normalisation; ``"unmatched"`` if no reading of the paper gives it.
+        n_parameters: number of parameters; ``None`` if not stated. A test compares it with the built module.
+        recipe_changes: fields in which the recipe differs from that of the spec; a callable is called with the spec.
     """
 
     name: str
     spec: ModelSpec
-    published: str
-    training: dict[str, Any]
+    published: str = ""
+    published_rule: PublishedRule = "rounded"
+    n_parameters: int | None = None
+    recipe_changes: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def paper(self) -> str:
-        """The paper that the name says, ``Sabour 2017``; empty for models that are no paper's."""
-        found = re.match(r"([a-z]+)(\d{4})_", self.name)
-        return f"{found[1].title()} {found[2]}" if found else ""
+        """Paper by the prefix of the name, ``"Sabour 2017"``; empty for models that belong to no paper."""
+        match = re.match(r"([a-z]+)(\d{4})_", self.name)
+        return f"{match[1].title()} {match[2]}" if match else ""
 
-    def recipe(self, spec: ModelSpec) -> Recipe:
-        """Return the recipe for this model, with a spec that may have been changed."""
-        changes = {key: value(spec) if callable(value) else value for key, value in self.training.items()}
-        return dataclasses.replace(spec.training(), **changes)
-
-
-REGISTRY: dict[str, Entry] = {}
+    def recipe(self, spec: ModelSpec | None = None) -> Recipe:
+        """Return the recipe of this model for its own spec, or for a spec with other field values."""
+        spec = self.spec if spec is None else spec
+        changes = {key: value(spec) if callable(value) else value for key, value in self.recipe_changes.items()}
+        return dataclasses.replace(spec.default_recipe(), **changes)
 
 
-def register(name: str, spec: ModelSpec, published: str = "", **training: Any) -> None:
-    """Give a model a name."""
+MODELS: Registry[ModelEntry] = Registry("model", "torchcaps.models")
+
+
+def register(
+    name: str,
+    spec: ModelSpec,
+    published: str = "",
+    *,
+    published_rule: PublishedRule = "rounded",
+    n_parameters: int | None = None,
+    **recipe_changes: Any,
+) -> None:
+    """Register a model; see `ModelEntry` for the arguments. ``recipe_changes`` are fields of `Recipe`.
+
+    A module of ``torchcaps/models`` that calls this is found by itself: adding the file is enough.
+    """
     if not isinstance(spec, ModelSpec):
-        raise TypeError(f"spec must be a model's choice such as Sabour2017(...), got {type(spec).__name__}")
-    check_field_names(Recipe, training)
-    if name in REGISTRY:
-        raise ValueError(f"a model named {name!r} exists already")
-    REGISTRY[name] = Entry(name, spec, published, training)
+        raise TypeError(f"spec must be an instance of ModelSpec such as Sabour2017(...), got {type(spec).__name__}")
+    check_field_names(Recipe, recipe_changes)
+    MODELS.register(name, ModelEntry(name, spec, published, published_rule, n_parameters, recipe_changes))
 
 
-def list_models() -> list[str]:
-    """Return the names of all models, sorted.
+def find_model(name: str) -> ModelEntry:
+    """Return a registered model.
+
+    Args:
+        name: a registered name, or the import path of a `ModelSpec` of your own, ``my_module.MyNet``, which is
+            registered under that path.
+    """
+    if is_import_path(name) and name not in MODELS:
+        register(name, _import_spec(name))
+    return MODELS.get(name)
+
+
+def _import_spec(path: str) -> ModelSpec:
+    """Return the ModelSpec at an import path: an instance, or a class whose fields all have defaults."""
+    found = import_object(path)
+    if isinstance(found, ModelSpec):
+        return found
+    if not (isinstance(found, type) and issubclass(found, ModelSpec)):
+        raise ValueError(
+            f"{path} must be an instance or a subclass of torchcaps.models.ModelSpec, got {type(found).__name__}"
+        )
+    try:
+        return found()  # pyright: ignore[reportCallIssue]  (fields without default are the TypeError below)
+    except TypeError as error:
+        raise ValueError(f"{path} must have a default value for each field: {error}") from error
+
+
+def list_models(pattern: str | None = None) -> list[str]:
+    """Return the names of all models, sorted; ``pattern`` filters them by shell wildcards.
 
     >>> "sabour2017_mnist" in list_models()
     True
+    >>> list_models("yang2021_*mnist")
+    ['yang2021_fashion_mnist', 'yang2021_mnist', 'yang2021_multimnist']
     """
-    return sorted(REGISTRY)
+    return MODELS.list(pattern)
 
 
-def create_model(name: str, **changes: Any) -> Network:
-    """Build a model by its name, with other values for any of its fields.
+def create_model(name: str, *, recipe: Recipe | None = None, **changes: Any) -> Network:
+    """Build a model by its name.
+
+    Args:
+        name: one of `list_models`, or the import path of a `ModelSpec` of your own.
+        recipe: training settings of the model; by default those of its paper.
+        changes: other values for any fields of the model's spec.
 
     >>> from torchcaps.routing import EM
     >>> model = create_model("sabour2017_mnist", image=(3, 32, 32), classes=5, routing=EM(2), reconstruction=False)
     >>> model.spec.classes
     5
     """
-    entry = REGISTRY[check_name(name, REGISTRY, "model")]
+    entry = find_model(name)
     check_field_names(type(entry.spec), changes, name)
     spec = dataclasses.replace(entry.spec, **changes)
-    model = spec.build(name)
-    model.name, model.recipe = name, entry.recipe(spec)
-    return model
+    return spec.build(name, entry.recipe(spec) if recipe is None else recipe)
 
 
 def by_preset(paper: Any, official: Any) -> Callable[[ModelSpec], Any]:
-    """Return what a recipe has in each of the presets."""
+    """Return a recipe value that depends on the preset of the spec."""
     return lambda spec: official if spec.official else paper

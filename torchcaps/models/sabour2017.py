@@ -2,7 +2,7 @@
 
 import functools
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from torchcaps.models import init
 from torchcaps.models.network import CapsuleNetwork
@@ -47,7 +47,7 @@ class Sabour2017(CapsuleSpec):
     - A learned bias on ``s_j``, 160 parameters more: 8,215,728 in all.
     - Weights from truncated normals (0.05 for conv1, 0.1 elsewhere), biases 0.1. The paper says nothing of it; by
       default convolutions start as in He 2015, and matrices so that class capsules have a length of 0.1 to 0.3, less
-      with a hundred classes or more (`torchcaps.models.init.steady_std`; a deviation of 0.052 for MNIST).
+      with a hundred classes or more (`torchcaps.models.init.squash_std`; a deviation of 0.052 for MNIST).
     - Half the mean of the margin loss over classes instead of its sum, so that reconstruction weighs 20 times as much
       with ten classes.
     - MultiMNIST digits are shifted by up to 6 pixels, not 4.
@@ -59,6 +59,8 @@ class Sabour2017(CapsuleSpec):
     no decoder beyond MNIST and MultiMNIST, so the other nets have none. How long it trains is known of MNIST and
     CIFAR-10 only (the code); the others take MNIST's 300,000 steps.
     """
+
+    smoke_fields: ClassVar[dict[str, Any]] = {"width": 16, "types": 4, "hidden": (32,)}
 
     image: Image = (1, 28, 28)
     routing: Routing | str = Dynamic(3)
@@ -77,17 +79,17 @@ class Sabour2017(CapsuleSpec):
             raise ValueError(f"kernel must be odd with padding='same', so that it has a middle, got {self.kernel}")
 
     @property
-    def algorithm(self) -> Routing:
+    def effective_routing(self) -> Routing:
         """The routing, which the authors' code gives a bias."""
-        routing = super().algorithm
+        routing = super().effective_routing
         return replace(routing, bias=True) if self.official and isinstance(routing, Dynamic) else routing
 
-    def network(self) -> CapsuleNetwork:
+    def build_network(self) -> CapsuleNetwork:
         """Build the layers of the table."""
-        routing = self.algorithm
+        routing = self.effective_routing
         same = self.padding == "same"
         leak = isinstance(routing, Dynamic) and routing.leak
-        layers = self.layers()
+        layers = self.new_layers()
         conv1 = layers.conv("conv1", self.width, self.kernel, padding=self.kernel // 2 if same else 0)
         layers.relu()
         layers.primary(
@@ -102,17 +104,17 @@ class Sabour2017(CapsuleSpec):
         layers.dense_capsules("digit", self.classes, self.dim, routing=routing, **options)
         model = CapsuleNetwork(self, layers, self.head, decoder=self.decoder, n_objects=self.n_objects)
         if self.official:
-            init.each_layer(model, functools.partial(init.truncated_normal, std=0.1, bias=0.1))
-            init.each_layer(conv1, functools.partial(init.truncated_normal, std=0.05, bias=0.1))
+            init.init_layers(model, functools.partial(init.truncated_normal, std=0.1, bias=0.1))
+            init.init_layers(conv1, functools.partial(init.truncated_normal, std=0.05, bias=0.1))
         else:
-            init.each_layer(model.front, init.he_normal)
+            init.init_layers(model.front, init.he_normal)
         return model
 
     def recipe(self) -> Recipe:
         """Adam at 0.001, times 0.96 for every 2,000 steps down to 1e-6: section 4 and the authors' code."""
         loss = LossConfig("margin", reduction=self.preset)
         return Recipe(
-            loss=self.fitting(loss, self.n_objects),
+            loss=self.adapt_loss(loss, self.n_objects),
             optimizer=OptimizerConfig("adam", 1e-3),
             lr_schedule=Exponential(0.96, 2000, floor=1e-3),
             batch_size=128,
@@ -120,11 +122,14 @@ class Sabour2017(CapsuleSpec):
         )
 
 
-register("sabour2017_mnist", Sabour2017(), "8.2M", data="mnist", augmentation="sabour2017.mnist")
+register(
+    "sabour2017_mnist", Sabour2017(), "8.2M", n_parameters=8_215_568, data="mnist", augmentation="sabour2017.mnist"
+)
 register(
     "sabour2017_multimnist",
     Sabour2017(image=(1, 36, 36), n_objects=2),
     "11.36M",
+    n_parameters=11_361_808,
     data=by_preset("multimnist", "multimnist-official"),
     augmentation="sabour2017.multimnist",
     lr_schedule=Exponential(0.96, 20_000, floor=1e-3),
@@ -132,6 +137,7 @@ register(
 register(
     "sabour2017_affnist",
     Sabour2017(image=(1, 40, 40), reconstruction=False),
+    n_parameters=11_227_904,
     data="expanded-mnist",
     test_data="affnist",
     augmentation="sabour2017.expanded-mnist",
@@ -140,6 +146,7 @@ register(
 register(
     "sabour2017_cifar10",
     Sabour2017(image=(3, 24, 24), types=64, routing=Dynamic(3, leak=True), padding="same", reconstruction=False),
+    n_parameters=22_476_288,
     data="cifar10",
     augmentation="sabour2017.cifar10",
     steps=600_000,
@@ -148,12 +155,14 @@ register(
 register(
     "sabour2017_smallnorb",
     Sabour2017(image=(2, 32, 32), classes=5, reconstruction=False),
+    n_parameters=6_661_120,
     data="smallnorb",
     augmentation=by_preset("sabour2017.smallnorb", "sabour2017.smallnorb-official"),
 )
 register(
     "sabour2017_svhn",
     Sabour2017(image=(3, 32, 32), width=64, types=16, primary_dim=6, dim=8, reconstruction=False),
+    n_parameters=1_004_896,
     data="svhn",
     augmentation="sabour2017.svhn",
 )

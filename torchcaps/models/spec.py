@@ -1,4 +1,4 @@
-"""What a model is chosen by: a frozen dataclass, whose fields are what one may change."""
+"""Model specs: frozen dataclasses with the sizes of an architecture, from which networks are built."""
 
 import dataclasses
 import math
@@ -9,10 +9,9 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from torchcaps._core.serialize import setting
 from torchcaps._core.validation import check_fields
-from torchcaps.models.builder import ImageTooSmall, Layers
-from torchcaps.models.heads import HeadName, head_for
+from torchcaps.models.builder import ImageTooSmallError, Layers
+from torchcaps.models.heads import HeadName, default_head
 from torchcaps.models.network import Network
 from torchcaps.models.recipe import LossConfig, Recipe
 from torchcaps.nn.sizes import as_count
@@ -23,24 +22,32 @@ __all__ = ["CapsuleSpec", "Image", "ModelSpec", "Preset", "Streamed"]
 Image = tuple[int, int, int]
 Preset = Literal["paper", "official"]
 Streamed = Literal[True, False, "auto"]
-LARGEST_SIDE = 1024  # the search for the smallest possible image ends here
+MAX_IMAGE_SIDE = 1024  # upper limit of the search for the smallest possible image
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec(ABC):
-    """An architecture with its sizes. Subclasses are the papers' nets; `build` makes the network.
+    """Architecture with its sizes. Subclasses are the networks of the papers; `build` makes the network.
 
     Args:
-        image: ``(channels, height, width)``.
-        classes: how many.
-        preset: ``"paper"``, or ``"official"`` for what the authors' code does otherwise; each class says what that is.
+        image: image size ``(channels, height, width)``.
+        classes: number of classes.
+        preset: ``"paper"``, or ``"official"`` to follow the authors' code where it differs from the paper; the
+            docstring of each class lists the differences.
+
+    Attributes:
+        presets: presets that the class accepts.
+        smoke_fields: field values of a smoke test: few channels and capsule types, so that a test builds and trains
+            the network in a moment.
+        minimums: smallest values of int fields, if not 1.
     """
 
     presets: ClassVar[tuple[str, ...]] = ("paper", "official")
-    least: ClassVar[dict[str, int]] = {"classes": 2, "depth": 0}  # of whole numbers that don't begin at 1
+    smoke_fields: ClassVar[dict[str, Any]] = {}
+    minimums: ClassVar[dict[str, int]] = {"classes": 2, "depth": 0}
 
-    image: Image = dataclasses.field(metadata={"identity": False})  # follows the data
-    classes: int = setting(10, identity=False)  # follows the data
+    image: Image
+    classes: int = 10
     preset: Preset = "paper"
 
     def __post_init__(self) -> None:
@@ -51,67 +58,78 @@ class ModelSpec(ABC):
             as_count(size, f"image's {name}")
         hints = typing.get_type_hints(type(self))
         for field in dataclasses.fields(self):
-            value, kind = getattr(self, field.name), hints[field.name]
-            if kind is int:
-                as_count(value, field.name, least=self.least.get(field.name, 1))
-            elif typing.get_origin(kind) is tuple:
-                object.__setattr__(self, field.name, _as_counts(value, kind, field.name))
+            value, annotation = getattr(self, field.name), hints[field.name]
+            if annotation is int:
+                as_count(value, field.name, least=self.minimums.get(field.name, 1))
+            elif typing.get_origin(annotation) is tuple:
+                object.__setattr__(self, field.name, _as_counts(value, annotation, field.name))
         check_fields(self)
         if self.preset not in self.presets:
             raise ValueError(
                 f"preset must be 'paper' for {type(self).__name__}, got {self.preset!r}: "
-                "its authors have released no code of it"
+                "its authors have not released code for it"
             )
 
     @property
     def official(self) -> bool:
-        """Whether the authors' code is followed where it differs from the paper."""
+        """Whether the network follows the authors' code where it differs from the paper."""
         return self.preset == "official"
 
     @abstractmethod
-    def network(self) -> Network:
-        """Build the network, layer by layer."""
+    def build_network(self) -> Network:
+        """Build the network layer by layer."""
 
     @abstractmethod
     def recipe(self) -> Recipe:
-        """Return what the paper trains it with."""
+        """Return the training settings of the paper."""
 
-    def training(self) -> Recipe:
-        """Return the recipe with what the model's own choices add to it."""
+    def default_recipe(self) -> Recipe:
+        """Return the training settings of the paper, adapted to the field values of this spec."""
         return self.recipe()
 
-    def build(self, name: str | None = None) -> Network:
-        """Build the network; where the image is too small for it, say which would do."""
-        try:
-            return self.network()
-        except ImageTooSmall as reason:
-            _, height, width = self.image
-            least = self._smallest()
-            hint = ". The channels come first" if width <= 4 < self.image[0] else ""
-            raise ValueError(
-                f"image must be {least}x{least} or larger for {name or type(self).__name__}, got {height}x{width}: "
-                f"{reason}{hint}"
-            ) from None
+    def smoke_changes(self) -> dict[str, Any]:
+        """Return the field values that reduce this spec to the size of a smoke test."""
+        return dict(self.smoke_fields)
 
-    def _smallest(self) -> int:
-        """Return the side of the smallest square image that passes through all layers."""
-        for side in range(1, LARGEST_SIDE):
+    def build(self, name: str | None = None, recipe: Recipe | None = None) -> Network:
+        """Build the network; if the image is too small, raise a ValueError with the smallest possible size.
+
+        Args:
+            name: name of the network; by default that of this class.
+            recipe: its training settings; by default those of the paper.
+        """
+        name = name or type(self).__name__
+        try:
+            network = self.build_network()
+        except ImageTooSmallError as error:
+            _, height, width = self.image
+            side = self._smallest_side()
+            hint = " (the channels come first)" if width <= 4 < self.image[0] else ""
+            raise ValueError(
+                f"image must be {side}x{side} or larger for {name}, got {height}x{width}{hint}: {error}"
+            ) from None
+        network.set_origin(self, name, recipe or self.default_recipe(), network.n_objects)
+        return network
+
+    def _smallest_side(self) -> int:
+        """Return the side length of the smallest square image that passes through all layers."""
+        for side in range(1, MAX_IMAGE_SIDE):
             try:
                 with torch.device("meta"):
-                    dataclasses.replace(self, image=(self.image[0], side, side)).network()
-            except ImageTooSmall:
+                    dataclasses.replace(self, image=(self.image[0], side, side)).build_network()
+            except ImageTooSmallError:
                 continue
             return side
-        raise ValueError(f"no image up to {LARGEST_SIDE}x{LARGEST_SIDE} fits {self}")
+        raise ValueError(f"image: no size up to {MAX_IMAGE_SIDE}x{MAX_IMAGE_SIDE} passes through the layers of {self}")
 
 
-def _as_counts(value: Any, kind: Any, name: str) -> tuple[Any, ...]:
-    """Return whole numbers, or tuples of them, as a tuple of the annotated kind; a list will do."""
-    parts = typing.get_args(kind)
-    open_end = parts[-1] is Ellipsis
-    if not isinstance(value, tuple | list) or not (open_end or len(value) == len(parts)):
-        count = "a tuple of" if open_end else str(len(parts))
-        raise ValueError(f"{name} must be {count} whole numbers, got {value!r}")
+def _as_counts(value: Any, annotation: Any, name: str) -> tuple[Any, ...]:
+    """Return a (nested) tuple or list of ints as tuples of the annotated form; raise if it does not match."""
+    parts = typing.get_args(annotation)
+    variable_length = parts[-1] is Ellipsis
+    if not isinstance(value, tuple | list) or not (variable_length or len(value) == len(parts)):
+        count = "a tuple of" if variable_length else str(len(parts))
+        raise ValueError(f"{name} must be {count} ints, got {value!r}")
     inner = parts[0]
     if typing.get_origin(inner) is tuple:
         return tuple(_as_counts(part, inner, name) for part in value)
@@ -120,21 +138,21 @@ def _as_counts(value: Any, kind: Any, name: str) -> tuple[Any, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class CapsuleSpec(ModelSpec):
-    """An architecture with capsules.
+    """Architecture with capsules.
 
     Args:
-        routing: any, or the name of one. What scores the class capsules, and the loss, follow it where the paper's
-            own don't fit: activations where it has them, a shared classifier with a cross-entropy where neither
-            length nor activation tells whether a capsule is there.
-        reconstruction: with the decoder, as a regulariser and for looking.
-        hidden: widths of the decoder's hidden layers.
-        streamed: of all capsule layers: ``False`` stores votes, ``True`` never does, ``"auto"`` decides by size.
+        routing: routing algorithm or its name. Head and loss follow it if those of the paper do not fit: activations
+            if the routing has them, otherwise lengths; a shared classifier with cross-entropy if neither the length
+            nor the activation of a capsule indicates its presence.
+        reconstruction: whether the network has a decoder.
+        hidden: widths of the hidden layers of the decoder.
+        streamed: of all capsule layers: ``False`` stores the votes, ``True`` never does, ``"auto"`` decides by size.
     """
 
     routing: Routing | str = "dynamic"
     reconstruction: bool = False
     hidden: tuple[int, ...] = (512, 1024)
-    streamed: Streamed = setting("auto", identity=False)  # follows the memory: results are equal
+    streamed: Streamed = "auto"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "routing", as_routing(self.routing))
@@ -142,46 +160,49 @@ class CapsuleSpec(ModelSpec):
 
     @property
     def decoder(self) -> tuple[int, ...] | None:
-        """Widths of the decoder's hidden layers, or ``None`` where there is none."""
+        """Widths of the hidden layers of the decoder; ``None`` without a decoder."""
         return self.hidden if self.reconstruction else None
 
     @property
-    def default_routing(self) -> bool:
-        """Whether the routing is the paper's own, and not one that a user has chosen."""
+    def has_default_routing(self) -> bool:
+        """Whether the routing is the default of the class."""
         return self.routing == as_routing(type(self).__dataclass_fields__["routing"].default)
 
     @property
-    def algorithm(self) -> Routing:
-        """The routing of the layers, with what the preset changes in it."""
+    def effective_routing(self) -> Routing:
+        """Routing of the layers: ``routing`` with the changes of the preset."""
         return as_routing(self.routing)
 
     @property
     def head(self) -> HeadName:
-        """What scores the class capsules."""
-        return head_for(self.algorithm)
+        """Name of the head that scores the class capsules."""
+        return default_head(self.effective_routing)
 
     @property
-    def with_activations(self) -> bool:
-        """Whether the routing reads activations of its children, so that the primary capsules need some."""
-        return isinstance(self.algorithm, EM) or getattr(self.algorithm, "activations", False)
+    def needs_activations(self) -> bool:
+        """Whether the routing reads the activations of its children, so that primary capsules must have them."""
+        routing = self.effective_routing
+        return isinstance(routing, EM) or getattr(routing, "activations", False)
 
-    def training(self) -> Recipe:
-        """Return the recipe, with a step of ascent for each of descent where the routing is `Quadratic`."""
-        return dataclasses.replace(self.recipe(), ascents=1) if isinstance(self.algorithm, Quadratic) else self.recipe()
+    def default_recipe(self) -> Recipe:
+        """Return the training settings of the paper, with one ascent step per optimiser step for `Quadratic`."""
+        recipe = self.recipe()
+        return dataclasses.replace(recipe, ascents=1) if isinstance(self.effective_routing, Quadratic) else recipe
 
     def check_square(self, dim: int) -> None:
-        """Raise where a pose of this size is no square matrix."""
+        """Raise a ValueError if a pose of size ``dim`` is not a square matrix."""
         if math.isqrt(dim) ** 2 != dim:
             raise ValueError(f"dim must be a square number (4, 9, 16, ...), since poses are square matrices, got {dim}")
 
-    def layers(self) -> Layers:
-        """Start the list of layers."""
+    def new_layers(self) -> Layers:
+        """Return an empty `Layers` for the image size and vote storage of this spec."""
         return Layers(self.image, self.streamed)
 
-    def fitting(self, loss: LossConfig, n_objects: int | None = 1) -> LossConfig:
-        """Return a loss that fits what the head gives: margins want 0 to 1, cross-entropies want logits.
+    def adapt_loss(self, loss: LossConfig, n_objects: int | None = 1) -> LossConfig:
+        """Return the loss with the name that fits the scores of the head.
 
-        Activations get the spread loss, with which EM routing comes, where an image has one object.
+        Logits need a cross-entropy, binary for several objects. Activations get the spread loss of Hinton 2018 for one
+        object per image. Other scores in 0..1 get the margin loss.
         """
         if self.head == "linear":
             name = "cross_entropy" if n_objects == 1 else "binary"

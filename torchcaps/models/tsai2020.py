@@ -1,7 +1,7 @@
 """Capsules with inverted dot-product attention routing: Tsai, Srivastava, Goh, Salakhutdinov 2020."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from torchcaps.models import init
 from torchcaps.models.blocks import add_resnet
@@ -43,6 +43,12 @@ class _OnBackbone(CapsuleSpec):
     stages: tuple[tuple[int, int], ...] = ((64, 3),)
     blocks: int = 4
 
+    def smoke_changes(self) -> dict[str, Any]:
+        """Return the field values of a smoke test: one narrow block per stage, images of at most 32x32."""
+        channels, height, width = self.image
+        image = (channels, min(height, 32), min(width, 32))
+        return {"image": image, "stages": ((16, 1),) * len(self.stages), **self.smoke_fields}
+
     def add_backbone(self, layers: Layers, kernel: int, stride: int = 1, padding: int = 0, norm: bool = False) -> None:
         """Add the ResNet, or the convolution with this window."""
         if self.backbone == "resnet":
@@ -50,7 +56,7 @@ class _OnBackbone(CapsuleSpec):
             return
         layers.conv("backbone", self.width, kernel, stride, padding)
         if norm:
-            layers.norm()
+            layers.batch_norm()
         layers.relu()
 
 
@@ -86,6 +92,8 @@ class Tsai2020(_OnBackbone):
     code's first unfolding, which scrambles the poses of a window, and which the first author's own copy has mended.
     """
 
+    smoke_fields: ClassVar[dict[str, Any]] = {"width": 16, "types": 4, "dim": 16, "blocks": 1}
+
     routing: Routing | str = InvertedAttention(2)
     types: int = 32
     dim: int = 16
@@ -98,12 +106,12 @@ class Tsai2020(_OnBackbone):
         if self.pose == "matrix":
             self.check_square(self.dim)
 
-    def network(self) -> CapsuleNetwork:
+    def build_network(self) -> CapsuleNetwork:
         """Build the layers of the table."""
-        routing = self.algorithm
-        layers = self.layers()
+        routing = self.effective_routing
+        layers = self.new_layers()
         self.add_backbone(layers, kernel=3, stride=2, padding=1)
-        layers.primary(self.types, self.dim, 1, bias=False, activation="layer_norm", activations=self.with_activations)
+        layers.primary(self.types, self.dim, 1, bias=False, activation="layer_norm", activations=self.needs_activations)
         options = {"routing": routing, "pose": self.pose}
         layers.conv_capsules("caps1", self.types, self.dim, 3, stride=2, **options)
         layers.conv_capsules("caps2", self.types, self.dim, 3, **options)
@@ -114,7 +122,7 @@ class Tsai2020(_OnBackbone):
 
     def recipe(self) -> Recipe:
         """SGD at 0.1: appendix A.1 and the authors' code."""
-        return tsai_recipe(self.fitting(LossConfig("cross_entropy")))
+        return tsai_recipe(self.adapt_loss(LossConfig("cross_entropy")))
 
 
 def _schedule(schedule: Schedule, routing: Routing) -> Literal["concurrent", "sequential"]:
@@ -143,25 +151,27 @@ class Tsai2020Dynamic(_OnBackbone):
     Official: the same; of this net there is no code.
     """
 
+    smoke_fields: ClassVar[dict[str, Any]] = {"width": 16, "types": 4, "blocks": 1}
+
     routing: Routing | str = Dynamic(3)
     types: int = 32
     primary_dim: int = 8
     dim: int = 16
 
-    def network(self) -> CapsuleNetwork:
+    def build_network(self) -> CapsuleNetwork:
         """Build the layers of the table."""
-        layers = self.layers()
+        layers = self.new_layers()
         self.add_backbone(layers, kernel=9)
         simple = self.backbone == "simple"
         primary = layers.primary(self.types, self.primary_dim, 9, stride=2 if simple else 1)
-        layers.dense_capsules("classes", self.classes, self.dim, routing=self.algorithm)
+        layers.dense_capsules("classes", self.classes, self.dim, routing=self.effective_routing)
         for module in (primary, layers.front["backbone"]) if simple else (primary,):
-            init.each_layer(module, init.he_normal)
+            init.init_layers(module, init.he_normal)
         return CapsuleNetwork(self, layers, self.head, decoder=self.decoder)
 
     def recipe(self) -> Recipe:
         """Adam at 0.001 and the margin loss: appendix A.1."""
-        return tsai_recipe(self.fitting(LossConfig("margin")), OptimizerConfig("adam", 1e-3))
+        return tsai_recipe(self.adapt_loss(LossConfig("margin")), OptimizerConfig("adam", 1e-3))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,6 +197,8 @@ class Tsai2020EM(_OnBackbone):
     Official: the same; of this net there is no code.
     """
 
+    smoke_fields: ClassVar[dict[str, Any]] = {"image": (3, 20, 20), "width": 16, "types": 4, "blocks": 1}
+
     routing: Routing | str = EM(2)
     types: int = 32
     dim: int = 16
@@ -196,9 +208,9 @@ class Tsai2020EM(_OnBackbone):
         super().__post_init__()
         self.check_square(self.dim)
 
-    def network(self) -> CapsuleNetwork:
+    def build_network(self) -> CapsuleNetwork:
         """Build the layers of the table."""
-        layers = self.layers()
+        layers = self.new_layers()
         self.add_backbone(layers, kernel=4, stride=2, padding=1, norm=True)
         add_em_capsules(layers, self, self.types)
         return CapsuleNetwork(self, layers, self.head, decoder=self.decoder)
@@ -207,7 +219,7 @@ class Tsai2020EM(_OnBackbone):
         """Adam at 0.01 and the spread loss, its margin growing over the whole training (ours: the paper is silent)."""
         steps = 350 * 391  # epochs by batches of 128 in 50,000 images
         return tsai_recipe(
-            self.fitting(LossConfig("spread", margin_schedule="linear", margin_steps=steps)),
+            self.adapt_loss(LossConfig("spread", margin_schedule="linear", margin_steps=steps)),
             OptimizerConfig("adam", 1e-2),
         )
 
@@ -236,6 +248,8 @@ class Tsai2020Diverse(CapsuleSpec):
     Official: the same; of these nets there is no code.
     """
 
+    smoke_fields: ClassVar[dict[str, Any]] = {"width": 16, "types": 4, "dim": 16}
+
     image: Image = (1, 36, 36)
     routing: Routing | str = InvertedAttention(2)
     width: int = 1024
@@ -256,10 +270,10 @@ class Tsai2020Diverse(CapsuleSpec):
         """The shared classifier, whatever the routing."""
         return "linear"
 
-    def network(self) -> CapsuleNetwork:
+    def build_network(self) -> CapsuleNetwork:
         """Build the layers of the table."""
-        routing = self.algorithm
-        layers = self.layers()
+        routing = self.effective_routing
+        layers = self.new_layers()
         layers.conv("conv1", self.width, 3, stride=2, padding=1)
         layers.relu()
         normalized = isinstance(routing, InvertedAttention)
@@ -269,7 +283,7 @@ class Tsai2020Diverse(CapsuleSpec):
         layers.dense_capsules("classes", self.classes, self.dim, routing=routing, pose=self.pose)
         model = CapsuleNetwork(self, layers, self.head, schedule=_schedule(self.schedule, routing), n_objects=None)
         if not normalized:
-            init.each_layer(model.front, init.he_normal)
+            init.init_layers(model.front, init.he_normal)
         return model
 
     def recipe(self) -> Recipe:
@@ -277,25 +291,25 @@ class Tsai2020Diverse(CapsuleSpec):
         return tsai_recipe(LossConfig("binary"))
 
 
-def _register(name: str, spec: CapsuleSpec, published: str, data: str) -> None:
+def _register(name: str, spec: CapsuleSpec, published: str, n_parameters: int, data: str) -> None:
     augmentation = "" if data == "diverse-multimnist" else f"tsai2020.{data}"
-    register(f"tsai2020_{name}", spec, published, data=data, augmentation=augmentation)
+    register(f"tsai2020_{name}", spec, published, n_parameters=n_parameters, data=data, augmentation=augmentation)
 
 
 _CIFAR100 = {"classes": 100, "dim": 36, "dense": (20,)}
-_register("cifar10", Tsai2020(), "0.56M", "cifar10")
-_register("cifar100", Tsai2020(width=128, **_CIFAR100), "1.46M", "cifar100")
-_register("resnet_cifar10", Tsai2020(backbone="resnet", width=128), "1.83M", "cifar10")
-_register("resnet_cifar100", Tsai2020(backbone="resnet", width=128, **_CIFAR100), "2.80M", "cifar100")
-_register("dynamic_cifar10", Tsai2020Dynamic(), "7.99M", "cifar10")
-_register("dynamic_cifar100", Tsai2020Dynamic(classes=100), "31.59M", "cifar100")
-_register("dynamic_resnet_cifar10", Tsai2020Dynamic(backbone="resnet"), "12.45M", "cifar10")
-_register("dynamic_resnet_cifar100", Tsai2020Dynamic(backbone="resnet", classes=100), "36.04M", "cifar100")
-_register("em_cifar10", Tsai2020EM(), "0.45M", "cifar10")
-_register("em_cifar100", Tsai2020EM(classes=100), "0.50M", "cifar100")
-_register("em_resnet_cifar10", Tsai2020EM(backbone="resnet", width=128), "1.71M", "cifar10")
-_register("em_resnet_cifar100", Tsai2020EM(backbone="resnet", width=128, classes=100), "1.76M", "cifar100")
-_register("diverse_matrix", Tsai2020Diverse(), "", "diverse-multimnist")
-_register("diverse_vector", Tsai2020Diverse(pose="vector"), "", "diverse-multimnist")
-_register("diverse_matrix42m", Tsai2020Diverse(types=64), "42M", "diverse-multimnist")
-_register("diverse_dynamic", Tsai2020Diverse(pose="vector", routing=Dynamic(2)), "", "diverse-multimnist")
+_register("cifar10", Tsai2020(), "0.56M", 561_297, "cifar10")
+_register("cifar100", Tsai2020(width=128, **_CIFAR100), "1.46M", 1_462_989, "cifar100")
+_register("resnet_cifar10", Tsai2020(backbone="resnet", width=128), "1.83M", 1_828_817, "cifar10")
+_register("resnet_cifar100", Tsai2020(backbone="resnet", width=128, **_CIFAR100), "2.80M", 2_799_629, "cifar100")
+_register("dynamic_cifar10", Tsai2020Dynamic(), "7.99M", 7_992_576, "cifar10")
+_register("dynamic_cifar100", Tsai2020Dynamic(classes=100), "31.59M", 31_585_536, "cifar100")
+_register("dynamic_resnet_cifar10", Tsai2020Dynamic(backbone="resnet"), "12.45M", 12_451_136, "cifar10")
+_register("dynamic_resnet_cifar100", Tsai2020Dynamic(backbone="resnet", classes=100), "36.04M", 36_044_096, "cifar100")
+_register("em_cifar10", Tsai2020EM(), "0.45M", 453_044, "cifar10")
+_register("em_cifar100", Tsai2020EM(classes=100), "0.50M", 499_304, "cifar100")
+_register("em_resnet_cifar10", Tsai2020EM(backbone="resnet", width=128), "1.71M", 1_710_580, "cifar10")
+_register("em_resnet_cifar100", Tsai2020EM(backbone="resnet", width=128, classes=100), "1.76M", 1_756_840, "cifar100")
+_register("diverse_matrix", Tsai2020Diverse(), "", 9_963_969, "diverse-multimnist")
+_register("diverse_vector", Tsai2020Diverse(pose="vector"), "", 42_478_017, "diverse-multimnist")
+_register("diverse_matrix42m", Tsai2020Diverse(types=64), "42M", 41_593_281, "diverse-multimnist")
+_register("diverse_dynamic", Tsai2020Diverse(pose="vector", routing=Dynamic(2)), "", 42_477_633, "diverse-multimnist")

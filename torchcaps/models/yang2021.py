@@ -1,7 +1,7 @@
 """Routing towards discriminative power of class capsules: Yang, Li, Yu 2021."""
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from torchcaps._core.validation import check_range
 from torchcaps.models import init
@@ -48,6 +48,8 @@ class Yang2021(CapsuleSpec):
     known of MultiMNIST only; 100,000 steps are ours.
     """
 
+    smoke_fields: ClassVar[dict[str, Any]] = {"width": 16, "types": 4, "hidden": (32,)}
+
     image: Image = (1, 28, 28)
     routing: Routing | str = Quadratic(initial=0.1)
     reconstruction: bool = True
@@ -69,33 +71,33 @@ class Yang2021(CapsuleSpec):
             raise ValueError(f"penalty belongs to Quadratic routing, and this model's is {self.routing}")
 
     @property
-    def algorithm(self) -> Routing:
+    def effective_routing(self) -> Routing:
         """The routing, with the penalty and what the preset changes."""
-        routing = super().algorithm
+        routing = super().effective_routing
         if not isinstance(routing, Quadratic):
             return routing
         if self.penalty is not None:
             routing = replace(routing, penalty=self.penalty)
-        if self.official and self.default_routing:
+        if self.official and self.has_default_routing:
             return replace(routing, method="adam", initial=1.0, lr=1e-4, penalty_weight=1e-5, objective="capsule")
         return routing
 
-    def network(self) -> CapsuleNetwork:
+    def build_network(self) -> CapsuleNetwork:
         """Build the layers of the table."""
         same = self.padding == "same"
-        layers = self.layers()
+        layers = self.new_layers()
         layers.conv("conv1", self.width, 9, padding=4 if same else 0)
         layers.relu(self.slope)
         layers.primary(self.types, self.primary_dim, 9, stride=2, padding="same" if same else 0, relu=self.official)
-        layers.dense_capsules("classes", self.classes, self.dim, routing=self.algorithm)
+        layers.dense_capsules("classes", self.classes, self.dim, routing=self.effective_routing)
         model = CapsuleNetwork(self, layers, self.head, decoder=self.decoder, n_objects=self.n_objects)
-        init.each_layer(model.front, init.he_normal)
+        init.init_layers(model.front, init.he_normal)
         return model
 
     def recipe(self) -> Recipe:
         """Adam; the schedule differs from data set to data set: section V."""
         return Recipe(
-            loss=self.fitting(LossConfig("margin"), self.n_objects),
+            loss=self.adapt_loss(LossConfig("margin"), self.n_objects),
             optimizer=OptimizerConfig("adam", 1e-4 if self.official else 1e-3),
             lr_schedule=Exponential(0.96, 1000, staircase=True),
             batch_size=128,
@@ -106,6 +108,7 @@ class Yang2021(CapsuleSpec):
 register(
     "yang2021_mnist",
     Yang2021(),
+    n_parameters=8_215_568,
     data="mnist",
     augmentation="sabour2017.mnist",
     lr_schedule=Exponential(0.5, 1000, staircase=True),
@@ -113,10 +116,17 @@ register(
     batch_size=lambda spec: 128 if spec.reconstruction else 32,
     note="the paper gives neither the first rate nor the steps, nor the batch with reconstruction",
 )
-register("yang2021_fashion_mnist", Yang2021(), data="fashion-mnist", note="the paper does not give the steps")
+register(
+    "yang2021_fashion_mnist",
+    Yang2021(),
+    n_parameters=8_215_568,
+    data="fashion-mnist",
+    note="the paper does not give the steps",
+)
 register(
     "yang2021_cifar10",
     Yang2021(image=(3, 24, 24), types=64, slope=0.2, padding="same", reconstruction=False),
+    n_parameters=22_476_288,
     data="cifar10",
     augmentation="sabour2017.cifar10",
     lr_schedule=Exponential(0.96, 2000, floor=1e-3),
@@ -126,6 +136,7 @@ register(
 register(
     "yang2021_multimnist",
     Yang2021(image=(1, 36, 36), n_objects=2, reconstruction=False),
+    n_parameters=9_425_664,
     data="multimnist",
     augmentation="sabour2017.multimnist",
     lr_schedule=Exponential(0.96, 20_000, staircase=True),

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from torchcaps.nn.layers import CapsuleLayer
 from torchcaps.nn.sizes import as_count
 from torchcaps.profiling.heap import Heap
-from torchcaps.profiling.summary import Summary
+from torchcaps.profiling.summary import Summary, summarize
 from torchcaps.profiling.twin import meta_twin
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def estimate_memory(model: "Network", batch: int, streamed: bool | Literal["auto
             heap.give_back(heap.take(size))
         for number in left:
             heap.give_back(number)
-    summary = twin.summary()
+    summary = summarize(twin)
     layers = dict(_capsule_layers(twin))
     in_pieces = any(not layers[name].has_kernel() for name in streaming_layers(twin, summary, batch))
     spare = SPARE_STREAMED if in_pieces else SPARE

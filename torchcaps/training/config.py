@@ -11,8 +11,8 @@ from typing import Any, Literal, cast
 from torchcaps._core.serialize import from_plain, is_identity, is_resumable, non_default, setting, to_plain
 from torchcaps._core.validation import check_field_names, check_fields, check_range
 from torchcaps.models.recipe import Recipe
+from torchcaps.models.registry import find_model
 from torchcaps.models.spec import ModelSpec
-from torchcaps.training.names import find_model
 
 __all__ = ["Precision", "RunSpec"]
 

@@ -12,8 +12,8 @@ from torchcaps._core.random import permute_indices
 from torchcaps.data import DataError, Dataset, Folder, Loader, Pipeline, create_dataset, create_pipeline
 from torchcaps.data.registry import find_spec, is_image_folder
 from torchcaps.models import Network, create_model
+from torchcaps.models.registry import find_model
 from torchcaps.training.config import RunSpec
-from torchcaps.training.names import find_data, find_model
 
 __all__ = [
     "Images",
@@ -101,7 +101,7 @@ def _open(name: str, split: str, data_dir: str | None, options: dict[str, Any]) 
     if name == "folder" and data_dir is None:
         raise ValueError("which images? Give their folder: torchcaps train ./my_images (a sub-folder for each class)")
     folder = is_image_folder(name)
-    dataset = create_dataset(name if folder else find_data(name), split, None if folder else data_dir, **options)
+    dataset = create_dataset(name, split, None if folder else data_dir, **options)
     if not len(dataset):
         raise DataError(f"{dataset.name}, split {split!r}, is empty: there are no images to work with")
     return dataset
@@ -113,7 +113,7 @@ def _own_splits(name: str, spec: RunSpec) -> tuple[str, ...]:
     if root is not None:
         with warnings.catch_warnings(action="ignore"):
             return Folder(**spec.data_options).find_splits(Path(root).expanduser())
-    return tuple(split for split in find_spec(find_data(name)).splits if split != "val")
+    return tuple(split for split in find_spec(name).splits if split != "val")
 
 
 def _split(dataset: Dataset, share: float, seed: int) -> tuple[Dataset, Dataset]:
@@ -158,12 +158,9 @@ def _spec_of(spec: RunSpec) -> Any:
 
 def make_network(spec: RunSpec) -> Network:
     """Build the network of a run, its weights drawn from the run's seed."""
-    find_model(spec.model)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(spec.seed)
-        model = create_model(spec.model, **spec.model_options)
-    model.recipe = spec.recipe
-    return model
+        return create_model(spec.model, recipe=spec.recipe, **spec.model_options)
 
 
 def check_objects(model: Network, images: Images) -> None:

@@ -13,7 +13,6 @@ from torchcaps.papers.measures.peak import training_peaks
 from torchcaps.reproduce.context import Context
 from torchcaps.reproduce.kept import Kept
 from torchcaps.reproduce.planner import timed_step
-from torchcaps.reproduce.scales import NARROW
 from torchcaps.reproduce.schema import Measure
 from torchcaps.reproduce.statistics import Results
 from torchcaps.routing import EM, Dynamic, InvertedAttention, Quadratic
@@ -37,9 +36,9 @@ def _interleaved(
 
 def _narrowed(context: Context, name: str, fields: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of a model, at the scale ``smoke`` those of a narrow one."""
-    from torchcaps.models.registry import REGISTRY
+    from torchcaps.models.registry import MODELS
 
-    return {**fields, **(NARROW[type(REGISTRY[name].spec)] if context.scale == "smoke" else {})}
+    return {**fields, **(MODELS.get(name).spec.smoke_changes() if context.scale == "smoke" else {})}
 
 
 def epoch_seconds(

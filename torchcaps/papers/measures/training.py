@@ -9,10 +9,9 @@ from torch import Tensor
 from torchcaps._core.plotting import COLORS, MARKERS, new_figure, save_figure, style_axes
 from torchcaps.data import Loader
 from torchcaps.models import create_model
-from torchcaps.models.registry import REGISTRY
+from torchcaps.models.registry import MODELS
 from torchcaps.reproduce.context import Context
 from torchcaps.reproduce.kept import Kept
-from torchcaps.reproduce.scales import NARROW
 from torchcaps.reproduce.schema import Measure
 from torchcaps.reproduce.statistics import Results
 from torchcaps.routing import Dynamic, Quadratic, Routing
@@ -77,7 +76,7 @@ def early_training(
         "l1": Quadratic("l1", initial=0.1),
     }
     found: dict[str, Any] = {"steps": torch.arange(every, steps + 1, every), **left["found"]}
-    fields = {**fields, **(NARROW[type(REGISTRY[model].spec)] if context.scale == "smoke" else {})}
+    fields = {**fields, **(MODELS.get(model).spec.smoke_changes() if context.scale == "smoke" else {})}
     for label, routing in routings.items():
         if f"{label} wrong" in found:
             continue  # before it was killed
