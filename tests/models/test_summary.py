@@ -19,7 +19,6 @@ def test_parameters_add_up_and_the_table_says_so(name: str) -> None:
     summary = summarize(model)
     assert summary.parameters == sum(p.numel() for p in model.parameters())
     lines = str(summary).splitlines()
-    assert str(model) == str(summary)
     assert lines[0].startswith(f"{name}: {type(model.spec).__name__}(image=")
     assert lines[1].split() == ["layer", "kind", "out", "parameters", "multiply-adds", "votes"]
     assert f"{summary.parameters:,}" in lines[-1]
