@@ -35,3 +35,9 @@ def assert_finite(tensor: Tensor | None, name: str = "values") -> None:
     assert tensor is not None, f"{name}: None"
     finite = torch.isfinite(tensor.detach())
     assert bool(finite.all()), f"{name}: {int((~finite).sum())} of {tensor.numel()} values are NaN or infinite"
+
+
+def assert_all_equal(tensor: Tensor | None, value: float) -> None:
+    """Fail if an element differs from ``value``; report which."""
+    assert tensor is not None
+    torch.testing.assert_close(tensor, torch.full_like(tensor, value), rtol=0, atol=0)

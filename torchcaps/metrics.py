@@ -58,7 +58,8 @@ def coupling_entropy(coupling: Tensor, dim: int = -1) -> Tensor:
     """
     check_no_nan(coupling, "coupling")
     if bool((coupling < 0).any()):
-        raise ValueError("coupling must not be negative: entropy is undefined for unconstrained couplings")
+        least = float(coupling.detach().min())
+        raise ValueError(f"coupling must not be negative, got {least:g}: entropy needs couplings that sum to 1")
     n = coupling.shape[dim]
     if n < 2:
         raise ValueError(f"coupling must have at least two competitors on axis {dim}, got {n}")
