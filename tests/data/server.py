@@ -1,30 +1,49 @@
-"""A real HTTP server on loopback that misbehaves as it is asked to."""
+"""HTTP server on loopback that fails in the way that the requested path names."""
 
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+WAIT_S = 240  # upper bound for waiting on another thread or process; no result depends on it
 
-class Misbehaving(BaseHTTPRequestHandler):
-    """``/MANNER/name`` serves ``files[name]`` in that manner."""
+
+@dataclass
+class Server:
+    """A running server.
+
+    Attributes:
+        url: address; ``{url}/BEHAVIOR/name`` serves the file ``name`` with that behavior.
+        requests: behaviors that were requested, in order.
+        half_sent: set after the behavior ``stall`` has sent half of a file.
+        closing: set when the server shuts down; ``stall`` waits for it.
+        barrier: ``together`` answers only after two requests have arrived.
+    """
 
     files: dict[str, bytes]
-    requests: list[str]
+    url: str = ""
+    requests: list[str] = field(default_factory=list)
+    half_sent: threading.Event = field(default_factory=threading.Event)
+    closing: threading.Event = field(default_factory=threading.Event)
+    barrier: threading.Barrier = field(default_factory=lambda: threading.Barrier(2))
+
+
+class Handler(BaseHTTPRequestHandler):
+    owner: Server
 
     def do_GET(self) -> None:
-        _, manner, name = self.path.split("/", 2)
-        self.requests.append(manner)
-        data = self.files.get(name)
-        if manner == "404" or data is None:
+        _, behavior, name = self.path.split("/", 2)
+        self.owner.requests.append(behavior)
+        data = self.owner.files.get(name)
+        if behavior == "404" or data is None:
             self.send_error(404)
-        elif manner == "500":
+        elif behavior == "500":
             self.send_error(500)
         else:
-            getattr(self, manner)(data)
+            getattr(self, behavior)(data)
 
     def start(self, length: int | None) -> None:
         self.send_response(200)
@@ -32,56 +51,66 @@ class Misbehaving(BaseHTTPRequestHandler):
             self.send_header("Content-Length", str(length))
         self.end_headers()
 
+    def send_half(self, data: bytes) -> None:
+        self.start(len(data))
+        self.wfile.write(data[: len(data) // 2])
+        self.wfile.flush()
+
     def good(self, data: bytes) -> None:
         self.start(len(data))
         self.wfile.write(data)
 
-    def slow(self, data: bytes) -> None:
+    def chunks(self, data: bytes) -> None:
         self.start(len(data))
-        for place in range(0, len(data), max(1, len(data) // 20)):
-            self.wfile.write(data[place : place + max(1, len(data) // 20)])
+        size = max(1, len(data) // 20)
+        for start in range(0, len(data), size):
+            self.wfile.write(data[start : start + size])
             self.wfile.flush()
-            time.sleep(0.05)
 
-    def stalls(self, data: bytes) -> None:
-        self.start(len(data))
-        self.wfile.write(data[: len(data) // 2])
-        self.wfile.flush()
-        time.sleep(3)
+    def together(self, data: bytes) -> None:
+        self.owner.barrier.wait(WAIT_S)
+        self.good(data)
 
-    def truncates(self, data: bytes) -> None:
-        self.start(len(data))
-        self.wfile.write(data[: len(data) // 2])
+    def stall(self, data: bytes) -> None:
+        self.send_half(data)
+        self.owner.half_sent.set()
+        self.owner.closing.wait(WAIT_S)
 
-    def truncates_silently(self, data: bytes) -> None:
-        """No length was promised, so nothing in HTTP tells that half is missing."""
+    def truncate(self, data: bytes) -> None:
+        self.send_half(data)
+
+    def truncate_without_length(self, data: bytes) -> None:
+        """No Content-Length, so that nothing in HTTP shows that half is missing."""
         self.start(None)
         self.wfile.write(data[: len(data) // 2])
 
-    def wrong(self, data: bytes) -> None:
+    def wrong_content(self, data: bytes) -> None:
         self.good(bytes(len(data)))
 
-    def dies(self, data: bytes) -> None:
-        self.start(len(data))
-        self.wfile.write(data[: len(data) // 2])
-        self.wfile.flush()
+    def reset(self, data: bytes) -> None:
+        """Reset the connection after half of the file."""
+        self.send_half(data)
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
-        self.connection.close()  # with a reset in place of an end
+        self.connection.close()
 
     def log_message(self, *_: Any) -> None:
-        """Quietly."""
+        """Log nothing."""
 
 
 @contextmanager
-def serving(files: dict[str, bytes]) -> Iterator[tuple[str, list[str]]]:
-    """Serve files; give the address and the list of manners that were asked for."""
-    handler = type("Handler", (Misbehaving,), {"files": files, "requests": []})
+def serve(files: dict[str, bytes]) -> Iterator[Server]:
+    """Serve files until the context is left."""
+    owner = Server(files)
+    handler = type("BoundHandler", (Handler,), {"owner": owner})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    server.block_on_close = False
     server.handle_error = lambda *_: None  # type: ignore[method-assign]
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
+    owner.url = f"http://127.0.0.1:{server.server_port}"
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}", handler.requests
+        yield owner
     finally:
+        owner.closing.set()
         server.shutdown()
         server.server_close()

@@ -1,4 +1,4 @@
-"""The real files, where TORCHCAPS_DATA has them: counts, histograms, means and deviations, first and last image."""
+"""The official files, if TORCHCAPS_DATA has them: counts, statistics, first and last images, checksums."""
 
 import hashlib
 import os
@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from torchcaps.data import ImageSet, create_dataset
-from torchcaps.data.inspect import check_availability, check_files, compute_statistics
+from torchcaps.data.inspect import FileStatus, check_availability, check_files, compute_statistics
 from torchcaps.data.storage import data_root
 
 MNIST_TRAIN = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
 MNIST_TEST = [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
-# mean and deviation of the training sets as everybody has them, and what the test sets give
-KNOWN: list[tuple[str, str, int, list[int], list[float], list[float]]] = [
+# mean and standard deviation: the usual values of the training sets, and those of the test sets
+EXPECTED_STATISTICS: list[tuple[str, str, int, list[int], list[float], list[float]]] = [
     ("mnist", "train", 60_000, MNIST_TRAIN, [0.1307], [0.3081]),
     ("mnist", "test", 10_000, MNIST_TEST, [0.1325], [0.3105]),
     ("fashion-mnist", "train", 60_000, [6000] * 10, [0.2860], [0.3530]),
@@ -23,7 +23,7 @@ KNOWN: list[tuple[str, str, int, list[int], list[float], list[float]]] = [
     ("cifar10", "test", 10_000, [1000] * 10, [0.4942, 0.4851, 0.4504], [0.2467, 0.2429, 0.2616]),
 ]
 # MD5 of the pixels of the first and the last image, and their labels
-ENDS = {
+FIRST_AND_LAST = {
     ("mnist", "train"): ("2ce86e4daeeff3a0cdebce6897c784ba", 5, "ef7f533798be7e6e26fc648e9e8bb37d", 8),
     ("mnist", "test"): ("1081cd3611ed4bea23c5769d20d414e5", 7, "4cbc26cd65a7520ac820c54476b7c1f8", 6),
     ("fashion-mnist", "train"): ("4faf81e309af5194c477affdbefc6116", 9, "2b9adbb3226eb357d90169dbaf62c14c", 5),
@@ -33,9 +33,9 @@ ENDS = {
 }
 
 
-def real(name: str, split: str) -> ImageSet:
+def load_official(name: str, split: str) -> ImageSet:
     if not os.environ.get("TORCHCAPS_DATA"):
-        pytest.skip("TORCHCAPS_DATA names no folder with real files")
+        pytest.skip("TORCHCAPS_DATA is not set")
     if split not in check_availability(name).splits:
         pytest.skip(f"the files of {name} are not in {data_root()}")
     dataset = create_dataset(name, split, download=False)
@@ -43,37 +43,37 @@ def real(name: str, split: str) -> ImageSet:
     return dataset
 
 
-@pytest.mark.parametrize(("name", "split", "count", "histogram", "mean", "deviation"), KNOWN)
-def test_numbers(
-    name: str, split: str, count: int, histogram: list[int], mean: list[float], deviation: list[float]
+@pytest.mark.parametrize(("name", "split", "count", "class_counts", "mean", "std"), EXPECTED_STATISTICS)
+def test_statistics(
+    name: str, split: str, count: int, class_counts: list[int], mean: list[float], std: list[float]
 ) -> None:
-    dataset = real(name, split)
-    found = compute_statistics(dataset)
-    assert len(dataset) == found.looked_at == count
+    dataset = load_official(name, split)
+    statistics = compute_statistics(dataset)
+    assert len(dataset) == statistics.n_sampled == count
     assert dataset.shape == ((3, 32, 32) if name == "cifar10" else (1, 28, 28))
-    assert list(found.histogram) == histogram
-    assert [round(x, 4) for x in found.mean] == mean
-    assert [round(x, 4) for x in found.deviation] == deviation
+    assert list(statistics.class_counts) == class_counts
+    assert [round(x, 4) for x in statistics.mean] == mean
+    assert [round(x, 4) for x in statistics.std] == std
 
 
-@pytest.mark.parametrize(("name", "split"), list(ENDS))
+@pytest.mark.parametrize(("name", "split"), list(FIRST_AND_LAST))
 def test_first_and_last_image(name: str, split: str) -> None:
-    dataset = real(name, split)
-    found: list[Any] = []
-    for number in (0, -1):
-        found.append(hashlib.md5(dataset.images[number].numpy().tobytes(), usedforsecurity=False).hexdigest())
-        found.append(int(dataset.labels[number]))
-    assert tuple(found) == ENDS[name, split]
+    dataset = load_official(name, split)
+    actual: list[Any] = []
+    for index in (0, -1):
+        actual.append(hashlib.md5(dataset.images[index].numpy().tobytes(), usedforsecurity=False).hexdigest())
+        actual.append(int(dataset.labels[index]))
+    assert tuple(actual) == FIRST_AND_LAST[name, split]
 
 
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "cifar10"])
-def test_checksums_are_the_published_ones(name: str) -> None:
-    real(name, "test")
-    assert {file.state for file in check_files(name, "test")} == {"right"}
+def test_checksums(name: str) -> None:
+    load_official(name, "test")
+    assert {file.status for file in check_files(name, "test")} == {FileStatus.OK}
 
 
-def test_multimnist_of_the_real_digits() -> None:
-    real("mnist", "train")
+def test_sizes_of_generated_data_sets() -> None:
+    load_official("mnist", "train")
     train, test = (create_dataset("multimnist", split, download=False) for split in ("train", "test"))
     assert (len(train), len(test)) == (60_000_000, 10_000_000)
     last = train.get_batch(torch.tensor([59_999_999]))

@@ -1,4 +1,4 @@
-"""Small files in the official formats, written byte by byte from their descriptions; no code of the package."""
+"""Writers of small files in the official formats, independent of the package, from the formats' descriptions."""
 
 import gzip
 import io
@@ -16,9 +16,10 @@ def random_bytes(*shape: int, seed: int = 0, high: int = 256) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, high, shape, dtype=np.uint8)
 
 
-def put(path: Path, data: bytes, zipped: bool = False) -> Path:
+def put(path: Path, data: bytes, compressed: bool = False) -> Path:
+    """Write a file, gzipped if ``compressed``."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(gzip.compress(data, mtime=0) if zipped else data)
+    path.write_bytes(gzip.compress(data, mtime=0) if compressed else data)
     return path
 
 
@@ -103,13 +104,13 @@ def norb(array: np.ndarray) -> bytes:
     )
 
 
-def mat(path: Path, **variables: object) -> Path:
+def write_mat(path: Path, **variables: object) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     savemat(path, variables)
     return path
 
 
-def tar_gz(path: Path, members: Mapping[str, bytes], link: str = "") -> Path:
+def write_tar_gz(path: Path, members: Mapping[str, bytes], link: str = "") -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(path, "w:gz") as file:
         for name, data in members.items():
@@ -123,7 +124,7 @@ def tar_gz(path: Path, members: Mapping[str, bytes], link: str = "") -> Path:
     return path
 
 
-def zipped(path: Path, members: Mapping[str, bytes]) -> Path:
+def write_zip(path: Path, members: Mapping[str, bytes]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
         for name, data in members.items():

@@ -1,4 +1,4 @@
-"""Chance as a function of the place: draws and orders."""
+"""Counter-based random numbers and permutations."""
 
 from collections import Counter
 
@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torchcaps._core.random import CounterRNG, hash64, permute_indices
 
 
-def plain_hash(x: int) -> int:
-    """SplitMix64 in Python's own numbers."""
+def splitmix64(x: int) -> int:
+    """SplitMix64 with Python ints."""
     mask = 2**64 - 1
     x = (x + 0x9E3779B97F4A7C15) & mask
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & mask
@@ -20,16 +20,16 @@ def plain_hash(x: int) -> int:
 
 
 @given(st.integers(-(2**63), 2**63 - 1))
-def test_the_hash_is_splitmix64(number: int) -> None:
-    assert int(hash64(torch.tensor(number))) & (2**64 - 1) == plain_hash(number & (2**64 - 1))
+def test_hash64_is_splitmix64(number: int) -> None:
+    assert int(hash64(torch.tensor(number))) & (2**64 - 1) == splitmix64(number & (2**64 - 1))
 
 
-def test_draws_depend_on_seed_epoch_and_index_and_on_nothing_else() -> None:
+def test_numbers_depend_only_on_seed_epoch_and_index() -> None:
     index = torch.tensor([3, 1_000_000_007, 5, 59_999_999])
 
     def rows(seed: int, epoch: int, index: torch.Tensor) -> list[list[float]]:
-        draws = CounterRNG(seed, epoch, index)
-        return torch.stack([draws.unit() for _ in range(5)], dim=1).tolist()
+        rng = CounterRNG(seed, epoch, index)
+        return torch.stack([rng.unit() for _ in range(5)], dim=1).tolist()
 
     together = rows(7, 2, index)
     assert [rows(7, 2, index[n : n + 1])[0] for n in range(4)] == together
@@ -38,9 +38,9 @@ def test_draws_depend_on_seed_epoch_and_index_and_on_nothing_else() -> None:
     assert len(set(numbers)) == len(numbers)
 
 
-def test_draws_are_uniform_and_independent() -> None:
-    draws = CounterRNG(0, 0, torch.arange(200_000))
-    first, second = draws.unit(), draws.unit()
+def test_numbers_are_uniform_and_independent() -> None:
+    rng = CounterRNG(0, 0, torch.arange(200_000))
+    first, second = rng.unit(), rng.unit()
     for unit in (first, second):
         assert 0 <= float(unit.min()) < 1e-4
         assert 1 - 1e-4 < float(unit.max()) < 1
@@ -55,38 +55,38 @@ def test_integers_include_both_ends() -> None:
     assert sorted(found) == list(range(-4, 5))
     assert all(9_600 < count < 10_400 for count in found.values())
     high = torch.tensor([0, 5])
-    assert CounterRNG(1, 0, torch.arange(2)).integers(0, high)[0] == 0
+    assert int(CounterRNG(1, 0, torch.arange(2)).integers(0, high)[0]) == 0
     assert 0.24 < CounterRNG(2, 0, torch.arange(50_000)).bernoulli(0.25).double().mean() < 0.26
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 3000), st.integers(-(2**62), 2**62), st.integers(0, 1000))
-def test_an_order_has_every_index_once(length: int, seed: int, epoch: int) -> None:
+def test_permutation_has_every_index_once(length: int, seed: int, epoch: int) -> None:
     order = permute_indices(torch.arange(length), length, seed, epoch)
     assert sorted(order.tolist()) == list(range(length))
     some = torch.randperm(length)[:7]
     assert torch.equal(permute_indices(some, length, seed, epoch), order[some])
 
 
-def test_orders_of_epochs_and_seeds_differ_and_mix() -> None:
+def test_permutations_of_epochs_and_seeds_are_uncorrelated() -> None:
     length = 10_000
-    orders = [permute_indices(torch.arange(length), length, s, e).double() for s, e in ((0, 0), (0, 1), (1, 0))]
-    places = torch.arange(length).double()
-    for number, order in enumerate(orders):
-        for other in [places, *orders[:number]]:
+    permutations = [permute_indices(torch.arange(length), length, s, e).double() for s, e in ((0, 0), (0, 1), (1, 0))]
+    positions = torch.arange(length).double()
+    for number, order in enumerate(permutations):
+        for other in [positions, *permutations[:number]]:
             assert abs(float(torch.corrcoef(torch.stack([order, other]))[0, 1])) < 0.04
-        assert int((order == places).sum()) < 10  # fixed points: one is expected
+        assert int((order == positions).sum()) < 10  # fixed points: one is expected
         steps = (order[1:] - order[:-1]).abs()
         assert 3_100 < float(steps.mean()) < 3_550  # a third of the length
 
 
-def test_small_orders_are_all_alike_likely() -> None:
+def test_small_permutations_are_uniform() -> None:
     found = Counter(tuple(permute_indices(torch.arange(4), 4, seed, 0).tolist()) for seed in range(4_800))
     assert len(found) == 24
     assert all(130 < count < 275 for count in found.values())
 
 
-def test_an_order_of_sixty_million_needs_no_table() -> None:
+def test_permutation_of_sixty_million() -> None:
     length = 60_000_000
     positions = torch.tensor([0, 1, 31_415_926, length - 1])
     index = permute_indices(positions, length, 0, 0)
@@ -95,5 +95,5 @@ def test_an_order_of_sixty_million_needs_no_table() -> None:
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 5])
-def test_tiny_orders(length: int) -> None:
+def test_tiny_permutations(length: int) -> None:
     assert sorted(permute_indices(torch.arange(length), length, 3, 4).tolist()) == list(range(length))

@@ -1,0 +1,35 @@
+"""Helpers of the data tests."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from torchcaps._core.random import CounterRNG
+from torchcaps.data import DataError, create_dataset
+
+
+def data_error(name: str, root: Path, split: str = "test", kind: type[DataError] = DataError, **options: Any) -> str:
+    """Return the one-line message with which loading fails; check that the directory is unchanged."""
+    before = sorted(str(path) for path in root.rglob("*"))
+    with pytest.raises(kind) as error:
+        create_dataset(name, split, root, download=False, **options)
+    assert "\n" not in str(error.value)
+    assert sorted(str(path) for path in root.rglob("*")) == before
+    return str(error.value)
+
+
+def write_image(path: Path, size: tuple[int, int] = (20, 30), mode: str = "RGB", seed: int = 0) -> Path:
+    """Write an image of one random color, which resampling does not change."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    color = np.random.default_rng(seed).integers(0, 256, 3)
+    Image.new("RGB", (size[1], size[0]), tuple(map(int, color))).convert(mode).save(path)
+    return path
+
+
+def make_rng(n_images: int, seed: int = 0) -> CounterRNG:
+    """Return random numbers for images 0, 1, 2, ..."""
+    return CounterRNG(seed, 0, torch.arange(n_images))

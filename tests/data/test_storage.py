@@ -1,0 +1,339 @@
+"""Downloads from servers that fail, archives with malicious or missing members, and the data directory."""
+
+import concurrent.futures
+import hashlib
+import io
+import os
+import signal
+import stat
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.data import writers
+from tests.data.helpers import data_error
+from tests.data.server import WAIT_S, Server, serve
+from tests.data.writers import random_bytes
+from torchcaps._core.files import STAGING_PREFIX
+from torchcaps._core.progress import track
+from torchcaps.cli import main
+from torchcaps.data import MNIST, DataError, MissingDataError, create_dataset, storage
+from torchcaps.data.storage import download_file
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*images, expected")  # the files of these tests are small
+
+ROOT = Path(__file__).resolve().parents[2]
+DATA = random_bytes(300_000).tobytes()
+CHECKSUM = f"sha256:{hashlib.sha256(DATA).hexdigest()}"
+FAILURES = {
+    "404": "404",
+    "500": "500",
+    "truncate": "connection lost",
+    "truncate_without_length": "checksum",
+    "wrong_content": "checksum",
+    "reset": "connection lost",
+    "stall": "timeout",
+}
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with serve({"data.bin": DATA}) as running:
+        yield running
+
+
+def set_timeout(monkeypatch: pytest.MonkeyPatch, behavior: str) -> None:
+    """Set a short timeout for the first request if the server stalls, and a long one for all other requests."""
+    describe = storage._describe_failure
+
+    def reset_timeout(url: str, error: Exception) -> str:
+        monkeypatch.setattr(storage, "DOWNLOAD_TIMEOUT_S", WAIT_S)
+        return describe(url, error)
+
+    monkeypatch.setattr(storage, "_describe_failure", reset_timeout)
+    monkeypatch.setattr(storage, "DOWNLOAD_TIMEOUT_S", 0.3 if behavior == "stall" else WAIT_S)
+
+
+# Downloads --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("behavior", list(FAILURES))
+def test_next_mirror_is_tried(tmp_path: Path, server: Server, behavior: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_timeout(monkeypatch, behavior)
+    urls = [f"{server.url}/{behavior}/data.bin", f"{server.url}/good/data.bin"]
+    path = download_file("data.bin", urls, CHECKSUM, tmp_path / "new")
+    assert path.read_bytes() == DATA
+    assert server.requests == [behavior, "good"]
+    assert os.listdir(tmp_path / "new") == ["data.bin"]
+
+
+@pytest.mark.parametrize(("behavior", "reason"), list(FAILURES.items()))
+def test_failed_download_leaves_no_files(
+    tmp_path: Path, server: Server, behavior: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_timeout(monkeypatch, behavior)
+    with pytest.raises(MissingDataError) as error:
+        download_file("data.bin", [f"{server.url}/{behavior}/data.bin"], CHECKSUM, tmp_path / "new")
+    assert server.url.removeprefix("http://") in str(error.value)
+    assert reason in str(error.value)
+    assert "\n" not in str(error.value)
+    assert os.listdir(tmp_path) == []  # not even an empty directory
+
+
+def test_failed_download_keeps_existing_file(tmp_path: Path, server: Server) -> None:
+    (tmp_path / "data.bin").write_bytes(DATA)
+    with pytest.raises(MissingDataError):
+        download_file("data.bin", [f"{server.url}/wrong_content/data.bin"], CHECKSUM, tmp_path)
+    assert (tmp_path / "data.bin").read_bytes() == DATA
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_is_a_bar_on_a_terminal_and_a_line_elsewhere(
+    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    for kind, expected in ((Terminal, "300.0/300.0 kB"), (io.StringIO, "downloading data.bin\n")):
+        stream = kind()
+        monkeypatch.setattr(sys, "stderr", stream)
+        download_file("data.bin", [f"{server.url}/404/data.bin", f"{server.url}/good/data.bin"], CHECKSUM, tmp_path)
+        assert expected in stream.getvalue()
+        assert ("\x1b" in stream.getvalue()) == (kind is Terminal)
+
+
+def test_track_draws_a_bar_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in (Terminal, io.StringIO):
+        stream = kind()
+        monkeypatch.setattr(sys, "stderr", stream)
+        assert list(track(range(1000), "counting")) == list(range(1000))
+        assert ("counting" in stream.getvalue()) == (kind is Terminal)
+
+
+def test_file_may_arrive_in_chunks(tmp_path: Path, server: Server) -> None:
+    assert download_file("data.bin", [f"{server.url}/chunks/data.bin"], CHECKSUM, tmp_path).read_bytes() == DATA
+
+
+def test_concurrent_downloads_do_not_interfere(tmp_path: Path, server: Server) -> None:
+    """The server answers only after both requests have arrived."""
+    urls = [f"{server.url}/together/data.bin"]
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        both = [pool.submit(download_file, "data.bin", urls, CHECKSUM, tmp_path) for _ in range(2)]
+        paths = [download.result(WAIT_S) for download in both]
+    assert server.requests == ["together", "together"]
+    assert paths == [tmp_path / "data.bin"] * 2
+    assert (tmp_path / "data.bin").read_bytes() == DATA
+    assert os.listdir(tmp_path) == ["data.bin"]
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from torchcaps.data.storage import download_file
+download_file("data.bin", [sys.argv[1] + "/stall/data.bin"], sys.argv[2], Path(sys.argv[3]))
+"""
+
+
+def test_killed_download_leaves_only_a_staging_directory(tmp_path: Path, server: Server) -> None:
+    """The process is killed after the server has sent half of the file; the next download removes what it left."""
+    process = subprocess.Popen([sys.executable, "-c", SCRIPT, server.url, CHECKSUM, str(tmp_path)], cwd=ROOT)
+    try:
+        assert server.half_sent.wait(WAIT_S), "the download did not start"
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait(WAIT_S)
+    (leftover,) = os.listdir(tmp_path)
+    assert leftover.startswith(STAGING_PREFIX)
+    os.utime(tmp_path / leftover, (0, 0))  # old enough to be removed
+    assert download_file("data.bin", [f"{server.url}/good/data.bin"], CHECKSUM, tmp_path).read_bytes() == DATA
+    assert os.listdir(tmp_path) == ["data.bin"]
+
+
+def raise_disk_full(*_: object, **__: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_target_directory_cannot_be_written(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("not a directory")
+    with pytest.raises(MissingDataError, match=r"file/below.*Not a directory"):
+        download_file("data.bin", [f"{server.url}/good/data.bin"], CHECKSUM, tmp_path / "file/below")
+    monkeypatch.setattr("pooch.HTTPDownloader.__call__", raise_disk_full)
+    with pytest.raises(MissingDataError, match="No space left on device"):
+        download_file("data.bin", [f"{server.url}/good/data.bin"], CHECKSUM, tmp_path)
+    assert os.listdir(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("behavior", ["truncate_without_length", "wrong_content"])
+def test_archive_without_published_checksum_must_be_intact(tmp_path: Path, behavior: str) -> None:
+    """As affNIST's: an HTML page or half an archive is never kept, and the next mirror is tried."""
+    archive = writers.write_zip(tmp_path / "made.zip", {"a.mat": DATA}).read_bytes()
+    with serve({"data.zip": archive}) as server:
+        bad, good = f"{server.url}/{behavior}/data.zip", f"{server.url}/good/data.zip"
+        with pytest.raises(MissingDataError, match="invalid archive"):
+            download_file("data.zip", [bad], "", tmp_path / "new")
+        assert download_file("data.zip", [bad, good], "", tmp_path / "new").read_bytes() == archive
+
+
+# Data directory ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tiny_mnist(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """MNIST's four files with few images, on a first mirror that fails and a second one that works."""
+    files, checksums = {}, {}
+    for name in MNIST.checksums:
+        count = 6 if name.startswith("train") else 4
+        array = random_bytes(count, 28, 28) if "images" in name else random_bytes(count, high=10)
+        files[name] = writers.gzip.compress(writers.idx(array), mtime=0)
+        checksums[name] = (hashlib.md5(files[name], usedforsecurity=False).hexdigest(), len(files[name]))
+    with serve(files) as server:
+        monkeypatch.setattr(MNIST, "checksums", checksums)
+        monkeypatch.setattr(MNIST, "mirrors", (f"{server.url}/500/", f"{server.url}/good/"))
+        yield server
+
+
+def test_get_downloads_each_file_once_and_check_verifies_them(
+    tmp_path: Path, tiny_mnist: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["data", "get", "mnist", "--data-dir", str(tmp_path)])
+    assert tiny_mnist.requests.count("good") == 4
+    assert str(tmp_path / "mnist") in capsys.readouterr().out
+    main(["data", "get", "multimnist", "--data-dir", str(tmp_path)])
+    assert tiny_mnist.requests.count("good") == 4  # nothing again
+    assert len(create_dataset("mnist", "test", tmp_path, download=False)) == 4
+    with pytest.raises(SystemExit) as stop:
+        main(["data", "check", "mnist", "--data-dir", str(tmp_path)])
+    assert stop.value.code == 2
+    printed = capsys.readouterr()
+    assert "6 images, expected 60,000" in printed.err
+    assert printed.out.count(" ok ") == 4
+
+
+def test_custom_mirror_is_tried_first(tmp_path: Path, tiny_mnist: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    (name,) = [name for name in MNIST.checksums if name.startswith("t10k-labels")]
+    with serve({f"mnist/{name}": b"another file"}) as custom:
+        monkeypatch.setenv("TORCHCAPS_MIRROR", f"{custom.url}/good/")
+        create_dataset("mnist", "test", tmp_path)
+    assert custom.requests == ["good", "good"]  # it has wrong content for one file and nothing for the other
+    assert tiny_mnist.requests.count("good") == 2
+
+
+def test_custom_mirror_must_be_a_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHCAPS_MIRROR", "example.org")
+    with pytest.raises(DataError, match=r"TORCHCAPS_MIRROR .* 'example\.org'"):
+        create_dataset("mnist", "test", tmp_path)
+
+
+def test_get_accepts_files_in_another_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    writers.put(tmp_path / "cifar-10-batches-bin/test_batch.bin", bytes(3073))
+    main(["data", "get", "cifar10", "--split", "test", "--data-dir", str(tmp_path)])
+    assert str(tmp_path / "cifar-10-batches-bin") in capsys.readouterr().out
+
+
+def test_create_dataset_downloads_missing_files_unless_told_not_to(tmp_path: Path, tiny_mnist: Server) -> None:
+    with pytest.raises(MissingDataError, match="torchcaps data get mnist"):
+        create_dataset("mnist", "train", tmp_path, download=False)
+    assert tiny_mnist.requests == []
+    assert len(create_dataset("mnist", "train", tmp_path)) == 6
+    assert sorted(os.listdir(tmp_path / "mnist")) == ["train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"]
+
+
+def test_offline_error_names_file_hosts_and_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(MNIST, "mirrors", ("http://127.0.0.1:9/", "http://nowhere.invalid/"))
+    with pytest.raises(SystemExit) as stop:
+        main(["data", "sample", "mnist", "--data-dir", str(tmp_path), "--out", str(tmp_path / "x.png")])
+    assert stop.value.code == 2
+    message = capsys.readouterr().err.splitlines()[-1]
+    for part in ("train-images-idx3-ubyte.gz", "127.0.0.1:9", "nowhere.invalid", str(tmp_path / "mnist"), "'digits'"):
+        assert part in message
+    assert os.listdir(tmp_path) == []
+    with pytest.raises(MissingDataError):
+        create_dataset("mnist", "test", tmp_path / "some/where/new")
+    assert os.listdir(tmp_path) == []
+
+
+def test_directory_in_place_of_a_file_counts_as_missing(tmp_path: Path) -> None:
+    (tmp_path / "mnist/t10k-images-idx3-ubyte.gz").mkdir(parents=True)
+    assert "t10k-images-idx3-ubyte.gz" in data_error("mnist", tmp_path, kind=MissingDataError)
+
+
+# Archives ---------------------------------------------------------------------------------------------------
+
+CIFAR_RECORD = writers.cifar_binary(random_bytes(1, 3, 32, 32), np.array([1]))
+CIFAR_MEMBER = "cifar-10-batches-bin/test_batch.bin"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../out.bin", "/tmp/torchcaps-out.bin", "cifar-10-batches-bin/../../out.bin", "..\\out.bin", "C:\\out.bin"],
+)
+@pytest.mark.parametrize("kind", ["tar", "zip"])
+def test_archive_member_outside_of_the_directory(tmp_path: Path, name: str, kind: str) -> None:
+    root = tmp_path / "a/b/root"
+    if kind == "tar":
+        writers.write_tar_gz(root / "cifar10/cifar-10-binary.tar.gz", {CIFAR_MEMBER: CIFAR_RECORD, name: b"evil"})
+        message = data_error("cifar10", root)
+    else:
+        writers.write_zip(root / "affnist/test_batches.zip", {"test_batches/1.mat": b"x", name: b"evil"})
+        message = data_error("affnist", root)
+    assert repr(name) in message
+    assert list(tmp_path.rglob("out.bin")) == []
+    assert not Path("/tmp/torchcaps-out.bin").exists()
+
+
+def test_zip_with_a_link(tmp_path: Path) -> None:
+    with zipfile.ZipFile(writers.put(tmp_path / "affnist/test_batches.zip", b""), "w") as file:
+        entry = zipfile.ZipInfo("test_batches/1.mat")
+        entry.external_attr = (stat.S_IFLNK | 0o777) << 16
+        file.writestr(entry, "/etc/passwd")
+    assert "link 'test_batches/1.mat'" in data_error("affnist", tmp_path)
+
+
+def test_only_the_needed_directory_is_extracted_and_merged(tmp_path: Path) -> None:
+    writers.write_tar_gz(
+        tmp_path / "cifar10/cifar-10-binary.tar.gz", {CIFAR_MEMBER: CIFAR_RECORD, "other/file.bin": b"x"}
+    )
+    writers.put(tmp_path / "cifar10/cifar-10-batches-bin/mine.txt", b"keep me")
+    assert len(create_dataset("cifar10", "test", tmp_path, download=False)) == 1
+    assert sorted(os.listdir(tmp_path / "cifar10")) == ["cifar-10-batches-bin", "cifar-10-binary.tar.gz"]
+    assert (tmp_path / "cifar10/cifar-10-batches-bin/mine.txt").read_bytes() == b"keep me"
+
+
+def test_tar_with_a_link_without_the_member_or_corrupt(tmp_path: Path) -> None:
+    content = {"cifar-10-batches-bin/readme.html": b"x"}
+    path = writers.write_tar_gz(tmp_path / "cifar10/cifar-10-binary.tar.gz", content, link=CIFAR_MEMBER)
+    assert f"link or device {CIFAR_MEMBER!r}" in data_error("cifar10", tmp_path)
+    writers.write_tar_gz(path, content)
+    message = data_error("cifar10", tmp_path)
+    assert CIFAR_MEMBER in message
+    assert str(path) in message
+    archive = path.read_bytes()
+    for corrupt in (b"", b"no archive", archive[: len(archive) // 2]):
+        path.write_bytes(corrupt)
+        assert f"{path} is corrupt" in data_error("cifar10", tmp_path)
+
+
+def test_full_disk_during_extraction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writers.write_tar_gz(tmp_path / "cifar10/cifar-10-binary.tar.gz", {CIFAR_MEMBER: CIFAR_RECORD})
+    with monkeypatch.context() as patch:
+        patch.setattr("torchcaps.data.storage.shutil.copyfileobj", raise_disk_full)
+        assert "No space left on device" in data_error("cifar10", tmp_path)
+    assert len(create_dataset("cifar10", "test", tmp_path, download=False)) == 1
+
+
+def test_zip_with_a_wrong_crc(tmp_path: Path) -> None:
+    content = {"test_batches/1.mat": bytes(random_bytes(5000))}
+    path = writers.write_zip(tmp_path / "affnist/test_batches.zip", content)
+    data = bytearray(path.read_bytes())
+    data[200] ^= 255
+    path.write_bytes(data)
+    assert f"{path} is corrupt" in data_error("affnist", tmp_path)
