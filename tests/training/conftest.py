@@ -13,27 +13,27 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
-def no_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs in tests draw nothing, which takes longer than they do, but where the test asks for it."""
-    if "pictures" not in request.fixturenames:
+def no_figures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skip the figures, which take longer than the runs, unless the test uses the fixture ``figures``."""
+    if "figures" not in request.fixturenames:
         monkeypatch.setattr(run, "draw_run", lambda *_: [])
 
 
+@pytest.fixture
+def figures() -> None:
+    """Draw the figures of runs."""
+
+
 @pytest.fixture(autouse=True)
-def names_of_ones_own() -> Iterator[None]:
-    """What tests name by import path is forgotten after them."""
+def restored_registries() -> Iterator[None]:
+    """Remove the models, data sets and routings that a test has registered by import path."""
     with ROUTINGS.restored(), DATASETS.restored(), MODELS.restored():
         yield
 
 
 @pytest.fixture
-def pictures() -> None:
-    """Let runs draw."""
-
-
-@pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Work in a folder of one's own, where what the tests define can be imported."""
+    """Work in a temporary directory, from which the classes of the tests can be imported."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(sys, "path", [str(ROOT), *sys.path])

@@ -1,18 +1,16 @@
-"""Train a run, and the same again with a SIGKILL at random moments; say how it went, as JSON.
+"""Train a run, and the same run again with a SIGKILL at each of the given points; print how often it was killed.
 
-python -m tests.training.killed FOLDER KILLS
+python -m tests.training.killed DIRECTORY
 
-What takes time to load is loaded before the forks; with one thread, so that there are no others to lose in them.
+Modules are imported before the forks, with one thread, so that a fork loses no other threads.
 """
 
-import json
 import os
-import random
-import shutil
 import signal
 import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -20,68 +18,76 @@ from tests.training.own import CHOI, DATA
 from torchcaps._core.optional import import_optional
 from torchcaps.data import create_dataset
 from torchcaps.training import RunSpec, resume, train
+from torchcaps.training.logging import MetricsLog
+from torchcaps.training.trainer import Trainer
 
 SPEC = RunSpec.of(
     "choi2019_mnist",
     model_options=CHOI,
     data=DATA,
     batch_size=16,
-    epochs=20,
+    epochs=8,
     val_fraction=0.1,
     checkpoint_interval_steps=2,
-    eval_interval_epochs=5,
+    eval_interval_epochs=2,
     num_threads=1,
     seed=3,
 )
+# A function, and the call of it in one session before which the process is killed. In a session, the files are written
+# in this order: metrics, configuration, then checkpoints, each with two renames (last to previous, new to last).
+KILLS: list[tuple[Any, str, int]] = [
+    *((os, "replace", call) for call in (1, 2, 3, 4, 5, 6)),
+    *((os, "fsync", call) for call in (1, 4, 5, 6, 7, 8)),
+    *((Trainer, "_train_step", call) for call in (1, 2, 4)),
+    *((MetricsLog, "write", call) for call in (1, 2)),
+    (Trainer, "evaluate", 1),
+    (Trainer, "_update_best", 1),
+    (Trainer, "_save", 3),
+]
 
 
-def forked(folder: Path) -> int:
-    """Begin the run, or go on with it, in a process of its own."""
+def fork(directory: Path, kill: tuple[Any, str, int] | None = None) -> int:
+    """Start or resume the run in a new process, with an optional kill; return its wait status."""
     pid = os.fork()
     if pid:
-        return pid
-    os.setsid()
-    quiet = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(quiet, 1)
+        return os.waitpid(pid, 0)[1]
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     try:
-        torch.set_num_threads(1)
-        resume(folder) if (folder / "config.yaml").exists() else train(SPEC, folder)
+        if kill is not None:
+            kill_before(*kill)
+        resume(directory, figures=False) if (directory / "config.yaml").exists() else train(
+            SPEC, directory, figures=False
+        )
         os._exit(0)
     except BaseException as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         os._exit(1)
 
 
+def kill_before(owner: Any, name: str, call: int) -> None:
+    """Replace a function by one that kills this process at the given call."""
+    function: Callable[..., Any] = getattr(owner, name)
+    calls = 0
+
+    def count(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*args, **kwargs)
+
+    setattr(owner, name, count)
+
+
 def main() -> None:
-    where, kills = Path(sys.argv[1]), int(sys.argv[2])
+    directory = Path(sys.argv[1])
     torch.set_num_threads(1)
-    for module in ("lightning_fabric", "matplotlib.figure", "matplotlib.backends.backend_agg", "PIL.Image"):
-        import_optional(module, "training")
+    import_optional("lightning_fabric", "training")
     create_dataset("digits")
-    start = time.monotonic()
-    assert os.waitpid(forked(where / "whole"), 0)[1] == 0
-    lasted = time.monotonic() - start
-    for attempt in range(5):  # a machine that got faster may be done before it was killed so often
-        killed, lives = kill(where / "killed", kills, 0.6**attempt * lasted)
-        if killed == kills:
-            break
-        shutil.rmtree(where / "killed")
-    print(json.dumps({"killed": killed, "lives": lives, "seconds": lasted}))
-
-
-def kill(folder: Path, kills: int, lasted: float) -> tuple[int, int]:
-    """Run to the end with so many kills; return how many there were, and how often it was begun."""
-    chance = random.Random(0)
-    for killed in range(kills):
-        pid = forked(folder)
-        # From before the first step to some way into the run, whatever the machine's speed.
-        time.sleep(chance.uniform(0.05, 0.3) * lasted)
-        if os.waitpid(pid, os.WNOHANG)[0]:
-            return killed, killed + 1
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-    assert os.waitpid(forked(folder), 0)[1] == 0
-    return kills, kills + 1
+    assert fork(directory / "complete") == 0
+    killed = [os.WTERMSIG(status) == signal.SIGKILL for status in (fork(directory / "killed", kill) for kill in KILLS)]
+    assert fork(directory / "killed") == 0
+    print(sum(killed), len(KILLS))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What is counted: accuracies as the papers count them, intervals, ensembles' parts; and the pictures."""
+"""What is counted: accuracies as the papers count them, intervals, ensembles' parts; and the figures."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 import torchcaps
-from tests.training.test_loop import small
+from tests.training.helpers import small_spec as small
 from torchcaps.data import Loader, create_dataset
 from torchcaps.metrics import exact_set_match, top_k_set_match, wilson_interval
 from torchcaps.training import train
@@ -80,7 +80,7 @@ def test_a_look_changes_nothing() -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
-@pytest.mark.usefixtures("pictures")
+@pytest.mark.usefixtures("figures")
 @pytest.mark.parametrize("kind", ["digits", "without a decoder", "two objects"])
 def test_a_run_draws_what_there_is_to_see(kind: str, tmp_path: Path) -> None:
     spec = {
@@ -96,7 +96,7 @@ def test_a_run_draws_what_there_is_to_see(kind: str, tmp_path: Path) -> None:
         ),
     }[kind]
     train(spec, tmp_path / "run")
-    names = sorted(path.name for path in (tmp_path / "run/pictures").iterdir())
+    names = sorted(path.name for path in (tmp_path / "run/figures").iterdir())
     wanted = {
         "digits": ["confusion.png", "curves.png", "dimensions.png", "reconstructions.png"],
         "without a decoder": ["confusion.png", "curves.png", "reconstructions.png"],
@@ -104,6 +104,6 @@ def test_a_run_draws_what_there_is_to_see(kind: str, tmp_path: Path) -> None:
     }
     assert names == wanted[kind]
     for name in names:
-        with Image.open(tmp_path / "run/pictures" / name) as picture:
+        with Image.open(tmp_path / "run/figures" / name) as picture:
             assert min(picture.size) > 200
             assert len(picture.convert("L").resize((64, 64)).getcolors(4096)) > 10  # something is on it

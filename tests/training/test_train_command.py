@@ -17,11 +17,13 @@ from tests.commands import refusal, run
 from tests.training.own import DATA, MODEL
 from torchcaps.cli import main
 from torchcaps.cli.train import train_help
+from torchcaps.data import Loader
 from torchcaps.models.schedules import Exponential, OneCycle
 from torchcaps.routing import EM, Dynamic
-from torchcaps.training import RunSpec, Trained, load_run, train
+from torchcaps.training import RunSpec, StopReason, Trained, load_run, train
+from torchcaps.training.evaluation import Measures
 from torchcaps.training.logging import read_metrics
-from torchcaps.training.trainer import Training
+from torchcaps.training.trainer import Trainer
 
 ROOT = Path(__file__).resolve().parents[2]
 FEW = ["--data", DATA, "--batch-size", "16", "--num-threads", "1"]
@@ -37,7 +39,7 @@ def spec_of(folder: str) -> RunSpec:
 def test_a_run_says_what_it_does_and_leaves_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
     text = run(capsys, "train", MODEL, *FEW, "--epochs", "2", "--val-fraction", "0.2")
     assert "images of 1x28x28, 10 classes" in text
-    assert "few: 56 to learn from, 14 held out, 30 to test with" in text
+    assert "few: 56 training images, 14 validation images, 30 test images" in text
     assert "memory: about " in text
     assert "epoch    2/2" in text
     assert not {"\x1b", "\r"} & set(text)  # plain lines: nobody looks
@@ -207,30 +209,30 @@ def test_trap_52_the_best_is_chosen_on_images_held_out_and_never_on_the_test_ima
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is looked at while training is the images held out, disjoint from the others; both are reported."""
-    looked: list[str] = []
-    plain = Training._look
+    splits: list[str] = []
+    evaluate = Trainer.evaluate
 
-    def noted(self: Training):  # type: ignore[no-untyped-def]
-        assert self.watch is not None
-        looked.append(self.watch.dataset.split)
-        return plain(self)
+    def record(self: Trainer, loader: Loader) -> Measures:
+        splits.append(loader.dataset.split)
+        return evaluate(self, loader)
 
-    monkeypatch.setattr(Training, "_look", noted)
+    monkeypatch.setattr(Trainer, "evaluate", record)
     spec = RunSpec.of(MODEL, data=DATA, batch_size=16, epochs=4, val_fraction=0.2, eval_weights="best", num_threads=1)
     result = train(spec, tmp_path / "run")
-    assert looked == ["validation"] * 4
+    assert splits[:4] == ["validation"] * 4
+    assert set(splits[4:]) == {"test"}  # after the training
     rows = read_metrics(tmp_path / "run/metrics.csv")
     assert all(row["test_accuracy"] is None for row in rows)
-    best = max(rows, key=lambda row: (row["validation_accuracy"], -row["validation_loss"]))
+    best = max(rows, key=lambda row: (row["val_accuracy"], -row["val_loss"]))
     assert load_run(tmp_path / "run").step == best["step"]
-    assert set(result.tests) == {"last", "best"}
-    assert result.test is result.tests["best"]
+    assert set(result.test_results) == {"last", "best"}
+    assert result.test is result.test_results["best"]
     stopped = train(
         RunSpec.of(MODEL, data=DATA, epochs=50, val_fraction=0.2, early_stopping_patience=2, num_threads=1, seed=1),
         tmp_path / "early",
     )
     assert stopped.epochs < 50
-    assert stopped.ended == "2 looks without a better result on the images held out"
+    assert stopped.stop_reason is StopReason.EARLY_STOPPING
 
 
 def test_a_folder_of_images_is_data_enough(capsys: pytest.CaptureFixture[str]) -> None:
@@ -244,7 +246,7 @@ def test_a_folder_of_images_is_data_enough(capsys: pytest.CaptureFixture[str]) -
     text = run(capsys, "train", "./pics", *small, "--steps", "2", "--num-threads", "1")
     assert "capsnet_images" in text
     assert "images of 3x40x36, 3 classes" in text
-    assert "pics: 18 to learn from, 3 held out, 3 to test with" in text
+    assert "pics: 18 training images, 3 validation images, 3 test images" in text
     assert "memory: about" in text
     folder = "runs/capsnet_images-pics-1"
     assert Path(folder, "checkpoints/best.safetensors").is_file()
@@ -342,4 +344,4 @@ def test_a_terminal_gets_a_bar(tmp_path: Path) -> None:
     assert "\x1b[" in text
     assert "━" in text
     assert "/50" in text  # the steps
-    assert "Done: its epochs are done" in text
+    assert "Done: completed all epochs" in text

@@ -104,7 +104,7 @@ def digit() -> Image.Image:
     return Image.fromarray((image[0] * 255).to(torch.uint8).numpy())
 
 
-@pytest.mark.usefixtures("pictures")
+@pytest.mark.usefixtures("figures")
 def test_predict_shows_the_class_the_lengths_and_the_reconstruction(
     two_runs: list[str], digit: Image.Image, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,5 +1,6 @@
 """Loader: batches whose order and augmentation are functions of (seed, epoch, index)."""
 
+import os
 from collections.abc import Iterator
 
 import torch
@@ -147,10 +148,21 @@ class Loader:
             num_workers=self.num_workers,
             pin_memory=self.device.type == "cuda",
             generator=torch.Generator(),  # the global generator, which dropout uses, must not advance
+            worker_init_fn=_leave_process_group,
         )
         for images, labels, targets, indices in loader:
             batch = Batch(images, labels, images if targets is None else targets, indices)
             yield batch if self._workers_augment else self._transform(batch, epoch)
+
+
+def _leave_process_group(_worker: int) -> None:
+    """Move a data worker to its own process group.
+
+    Ctrl-C and the elastic agent signal a whole group. Only the training process must get that signal: it saves a
+    checkpoint after the current step, which needs the data workers.
+    """
+    if hasattr(os, "setpgid"):
+        os.setpgid(0, 0)
 
 
 def _check_int64(**arguments: int) -> None:

@@ -1,0 +1,402 @@
+"""The training loop: values of every step against the plain definition, limits, and diagnosis of divergence."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.tolerances import SAME, relative_rms
+from tests.training.helpers import (
+    StepClock,
+    assert_bit_equal,
+    is_bit_equal,
+    last_checkpoint,
+    last_weights,
+    saved_spec,
+    small_spec,
+)
+from tests.training.own import CHOI, DATA
+from torchcaps._core.random import step_seed
+from torchcaps.data import Loader
+from torchcaps.models import LossConfig, OptimizerConfig
+from torchcaps.models.schedules import Exponential, Inverse, LRSchedule, Milestones, OneCycle, Product, TimeDecay
+from torchcaps.routing import Quadratic
+from torchcaps.training import DivergenceError, RunSpec, StopReason, load_run, resume, train
+from torchcaps.training.checkpoint import read_checkpoint
+from torchcaps.training.evaluation import evaluate
+from torchcaps.training.logging import read_metrics
+from torchcaps.training.setup import make_network, open_images, open_test
+from torchcaps.training.trainer import Trainer
+
+
+def train_plainly(spec: RunSpec, n_steps: int) -> dict[str, torch.Tensor]:
+    """The same training as a plain PyTorch loop; returns the weights."""
+    images = open_images(spec)
+    model = make_network(spec)
+    model.train()
+    loss, recipe = model.loss(), spec.recipe
+    optimizer = recipe.optimizer.make(model.parameters())
+    loader = Loader(images.train, recipe.batch_size, pipeline=images.pipeline, seed=spec.seed)
+    step, epoch = 0, 0
+    while step < n_steps:
+        for batch in loader.epoch(epoch):
+            if step == n_steps:
+                break
+            for group in optimizer.param_groups:
+                group["lr"] = recipe.lr_at(step, epoch, n_steps)
+            torch.manual_seed(step_seed(spec.seed, step, 0))
+            optimizer.zero_grad()
+            loss(model(batch.images, batch.labels), batch.labels, batch.targets, step).backward()
+            optimizer.step()
+            step += 1
+        epoch += 1
+    return dict(model.state_dict())
+
+
+SPECS = {
+    "margin": lambda: small_spec(),
+    "spread": lambda: small_spec(
+        routing="em", loss=LossConfig("spread", margin_schedule="linear", margin_steps=5), reconstruction=False
+    ),
+    "cross-entropy": lambda: small_spec(
+        "capsnet_images", data=DATA, width=8, stages=((4, 1),), types=2, blocks=1, steps=3
+    ),
+    "binary": lambda: small_spec(
+        "tsai2020_diverse_vector",
+        data="diverse-multimnist",
+        data_options={"source": "digits"},
+        width=8,
+        types=2,
+        steps=2,
+        batch_size=4,
+        max_test_images=8,
+    ),
+    "two targets": lambda: small_spec(
+        data="multimnist", data_options={"source": "digits"}, image=(1, 36, 36), n_objects=2, steps=2, max_test_images=8
+    ),
+    "dropout": lambda: small_spec("choi2019_mnist", model_options=CHOI, val_fraction=0.0, eval_weights="last"),
+    "sgd": lambda: small_spec(optimizer=OptimizerConfig("sgd", 0.1, weight_decay=1e-3)),
+}
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_weights_equal_plain_loop(name: str, tmp_path: Path) -> None:
+    """Every loss, one and several targets, dropout and augmentation, across the end of an epoch."""
+    result = train(SPECS[name](), tmp_path / "run")
+    spec = saved_spec(result)
+    assert_bit_equal(last_weights(result), train_plainly(spec, spec.recipe.steps or 0))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "factor"),
+    [
+        (Exponential(0.96, 2), lambda step, epoch: 0.96 ** (step / 2)),  # continuous, no staircase
+        (TimeDecay(0.1), lambda step, epoch: 1 / (1 + 0.1 * step)),
+        (Inverse(0.1, 0.75), lambda step, epoch: (1 + 0.1 * step) ** -0.75),
+        (Milestones((1, 2), 0.1), lambda step, epoch: 0.1 ** ((epoch >= 1) + (epoch >= 2))),
+        (
+            Product(TimeDecay(0.1), Milestones((1,), 0.5)),
+            lambda step, epoch: (1 if epoch < 1 else 0.5) / (1 + 0.1 * step),
+        ),
+    ],
+)
+def test_trap_16_24_learning_rate_of_every_step(
+    schedule: LRSchedule, factor: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[tuple[int, int, float]] = []
+    clip_gradients = Trainer._clip_gradients
+
+    def record(self: Trainer) -> float:
+        steps.append((self.state.step, self.state.epoch, self.optimizer.param_groups[0]["lr"]))
+        return clip_gradients(self)
+
+    monkeypatch.setattr(Trainer, "_clip_gradients", record)
+    train(small_spec(lr_schedule=schedule, epochs=3, optimizer=OptimizerConfig("adam", 2e-3)), tmp_path / "run")
+    # 70 images in batches of 16: five steps per epoch, the last with six images.
+    assert [(step, epoch) for step, epoch, _ in steps] == [(step, step // 5) for step in range(15)]
+    expected = [2e-3 * factor(step, epoch) for step, epoch, _ in steps]
+    assert [lr for _, _, lr in steps] == pytest.approx(expected, rel=1e-12)
+
+
+def test_epoch_uses_every_image_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[int] = []
+    train_step = Trainer._train_step
+
+    def record(self: Trainer, batch: Any) -> None:
+        used.extend(batch.indices.tolist())
+        train_step(self, batch)
+
+    monkeypatch.setattr(Trainer, "_train_step", record)
+    train(small_spec(epochs=2), tmp_path / "run")
+    assert sorted(used[:70]) == sorted(used[70:]) == list(range(70))
+    assert used[:70] != used[70:]
+
+
+def test_micro_batches_have_gradient_of_full_batch(tmp_path: Path) -> None:
+    full = last_weights(train(small_spec(steps=5), tmp_path / "full"))
+    split = last_weights(train(small_spec(steps=5, micro_batches=3), tmp_path / "split"))
+    for name in full:
+        assert relative_rms(split[name], full[name]) < SAME[torch.float32], name
+    assert not is_bit_equal(full, split)  # the sums have another order
+
+
+def test_max_grad_norm_clips_long_gradients_only(tmp_path: Path) -> None:
+    spec = small_spec(steps=1, optimizer=OptimizerConfig("sgd", 1.0, 0.0))
+    start = dict(make_network(spec).state_dict())
+    norms = {}
+    for max_norm in (None, 1e6, 1e-3):
+        weights = last_weights(train(dataclasses.replace(spec, max_grad_norm=max_norm), tmp_path / str(max_norm)))
+        update = torch.cat([(weights[name] - start[name]).flatten() for name in weights])
+        norms[max_norm] = float(update.norm() / spec.recipe.lr_at(0, 0, 1))
+    assert norms[None] == norms[1e6] > 0.01
+    assert norms[1e-3] == pytest.approx(1e-3, rel=1e-2)
+
+
+def test_ema_weights_are_saved_and_evaluated(tmp_path: Path) -> None:
+    constant = TimeDecay(0.0)
+    mean = dict(make_network(small_spec()).state_dict())
+    for n in range(4):
+        weights = last_weights(train(small_spec(steps=n + 1, lr_schedule=constant), tmp_path / f"{n}"))
+        d = min(0.9, (1 + n) / (10 + n))
+        mean = {name: d * mean[name] + (1 - d) * weights[name] for name in mean}
+    result = train(small_spec(steps=4, lr_schedule=constant, eval_weights="ema", ema_decay=0.9), tmp_path / "ema")
+    saved = last_checkpoint(result).section("ema")
+    for name in mean:
+        assert relative_rms(saved[name], mean[name]) < SAME[torch.float32], name
+    assert set(result.test_results) == {"last", "ema"}
+    assert result.test is result.test_results["ema"]
+    assert_bit_equal(dict(load_run(result.path).model.state_dict()), {name: saved[name] for name in mean})
+
+
+def test_num_workers_and_deterministic_do_not_change_weights(tmp_path: Path) -> None:
+    expected = last_weights(train(small_spec(steps=4), tmp_path / "plain"))
+    assert_bit_equal(last_weights(train(small_spec(steps=4, num_workers=1), tmp_path / "workers")), expected)
+    try:
+        assert_bit_equal(last_weights(train(small_spec(steps=4, deterministic=True), tmp_path / "det")), expected)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_precision(tmp_path: Path) -> None:
+    full = last_weights(train(small_spec(steps=2), tmp_path / "full"))
+    half = last_weights(train(small_spec(steps=2, precision="bf16-mixed"), tmp_path / "half"))
+    double = last_weights(train(small_spec(steps=2, precision="64-true"), tmp_path / "double"))
+    assert {tensor.dtype for tensor in half.values()} == {torch.float32}
+    assert {tensor.dtype for tensor in double.values()} == {torch.float64}
+    assert not is_bit_equal(half, full)
+
+
+# Limits --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def step_clock(monkeypatch: pytest.MonkeyPatch) -> StepClock:
+    """A clock that advances by 1/8 s per training step."""
+    clock = StepClock(0.125)
+    train_step = Trainer._train_step
+
+    def advance(self: Trainer, batch: Any) -> None:
+        train_step(self, batch)
+        clock.advance()
+
+    monkeypatch.setattr(Trainer, "_train_step", advance)
+    return clock
+
+
+def test_max_minutes_plans_schedule(tmp_path: Path, step_clock: StepClock) -> None:
+    """The speed of 20 steps, 8 per second, predicts how many fit into 95 % of the time: the lr then is zero."""
+    spec = small_spec(epochs=10_000, max_minutes=0.1, lr_schedule=OneCycle(last=0.0))
+    result = train(spec, tmp_path / "run", clock=step_clock)
+    assert result.stop_reason is StopReason.MAX_MINUTES
+    assert result.steps == int(0.95 * 6 * 8)
+    assert result.seconds == result.steps / 8
+    assert last_checkpoint(result).state["run"]["planned_steps"] == result.steps
+    assert read_metrics(result.path / "metrics.csv")[-1]["lr"] == pytest.approx(0, abs=1e-12)
+
+
+def test_max_minutes_stops_run_without_plan(tmp_path: Path, step_clock: StepClock) -> None:
+    result = train(
+        small_spec(epochs=10_000, max_minutes=0.05, lr_schedule=TimeDecay(0.0)), tmp_path / "run", clock=step_clock
+    )
+    assert result.stop_reason is StopReason.MAX_MINUTES
+    assert result.steps == 3 * 8
+
+
+def test_resume_with_more_minutes_plans_again(tmp_path: Path, step_clock: StepClock) -> None:
+    """Time counts over all sessions of a run."""
+    spec = small_spec(epochs=10_000, max_minutes=0.05, lr_schedule=OneCycle())
+    first = train(spec, tmp_path / "run", clock=step_clock)
+    longer = resume(first.path, lambda spec: dataclasses.replace(spec, max_minutes=0.1), clock=step_clock)
+    assert (first.steps, longer.steps) == (int(0.95 * 3 * 8), int(0.95 * 6 * 8))
+    assert longer.seconds == longer.steps / 8
+    assert first.stop_reason is longer.stop_reason is StopReason.MAX_MINUTES
+
+
+def test_checkpoint_interval_minutes(tmp_path: Path, step_clock: StepClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved: list[int] = []
+    save = Trainer._save
+
+    def record(self: Trainer) -> None:
+        saved.append(self.state.step)
+        save(self)
+
+    monkeypatch.setattr(Trainer, "_save", record)
+    train(
+        small_spec(epochs=1, batch_size=7, checkpoint_interval_minutes=0.375 / 60), tmp_path / "run", clock=step_clock
+    )
+    assert saved == [3, 6, 9, 10]  # every third step, and the end of the epoch
+
+
+def test_early_stopping(tmp_path: Path) -> None:
+    result = train(small_spec(epochs=50, val_fraction=0.3, early_stopping_patience=1, seed=1), tmp_path / "run")
+    assert result.stop_reason is StopReason.EARLY_STOPPING
+    assert result.epochs < 50
+    for _ in range(2):  # resuming does not train longer
+        again = resume(result.path)
+        assert (again.steps, again.stop_reason) == (result.steps, result.stop_reason)
+    longer = resume(
+        result.path, lambda spec: dataclasses.replace(spec, early_stopping_patience=100).replace_recipe(epochs=8)
+    )
+    assert longer.steps > result.steps
+    assert longer.stop_reason is StopReason.MAX_EPOCHS
+
+
+def test_target_accuracy_stops_at_first_evaluation_that_reaches_it(tmp_path: Path) -> None:
+    spec = small_spec(epochs=50, val_fraction=0.3, target_accuracy=0.09, eval_interval_steps=1, seed=1)
+    result = train(spec, tmp_path / "run")
+    assert result.stop_reason is StopReason.TARGET_ACCURACY
+    *before, last = read_metrics(result.path / "metrics.csv")
+    assert last["val_accuracy"] >= 0.09 > max((row["val_accuracy"] for row in before), default=0.0)
+    assert result.steps == last["step"]
+    assert resume(result.path).steps == result.steps
+    change = {"target_accuracy": 0.9, "early_stopping_patience": 3}
+    assert resume(result.path, lambda spec: dataclasses.replace(spec, **change)).steps > result.steps
+
+
+@pytest.mark.parametrize(
+    ("changes", "evaluations"),
+    [
+        ({"epochs": 2}, ["test", "test"]),
+        ({"epochs": 2, "eval_weights": "ema"}, ["test", "test", "test"]),
+        ({"epochs": 2, "val_fraction": 0.2}, ["validation", "validation", "test"]),
+    ],
+    ids=["no validation set", "ema", "validation set"],
+)
+def test_test_set_is_evaluated_once_per_kind_of_weights(
+    changes: dict[str, Any], evaluations: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last evaluation of the training is not repeated; neither are weights that are the last and the best."""
+    splits: list[str] = []
+    evaluate_split = Trainer.evaluate
+
+    def record(self: Trainer, loader: Loader) -> Any:
+        splits.append(loader.dataset.split)
+        return evaluate_split(self, loader)
+
+    monkeypatch.setattr(Trainer, "evaluate", record)
+    result = train(small_spec(**changes), tmp_path / "run")
+    best_is_last = last_checkpoint(result).state["run"]["best"]["step"] in (0, result.steps)
+    assert splits == evaluations + ([] if best_is_last else ["test"])
+    expected = {kind: evaluate_again(result.path, kind) for kind in result.test_results}
+    assert result.test_results == expected
+
+
+def evaluate_again(path: Path, kind: str) -> Any:
+    run = load_run(path, kind)
+    dataset = open_test(run.spec)
+    assert dataset is not None
+    return evaluate(run.model, run.loader(dataset), run.model.loss(), run.step)
+
+
+def test_result_has_correctness_of_every_test_image(tmp_path: Path) -> None:
+    result = train(small_spec(), tmp_path / "run")
+    assert result.correct is not None
+    assert result.test is not None
+    assert result.correct.shape == (30,)
+    assert int(result.correct.sum()) == round(result.test.accuracy * 30)
+    run = load_run(result.path)
+    images = open_images(run.spec)
+    assert images.test is not None
+    batches = list(run.loader(images.test).epoch(0))
+    expected = torch.cat([run.model.is_correct(run.model(batch.images), batch.labels) for batch in batches])
+    assert result.correct.tolist() == expected.tolist()
+
+
+# Divergence ----------------------------------------------------------------------------------------------------
+
+
+def test_nonfinite_activation_names_layer_and_keeps_good_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train_step = Trainer._train_step
+
+    def spoil(self: Trainer, batch: Any) -> None:
+        if self.state.step == 3:
+            self.network.front.conv1.register_forward_hook(lambda m, i, o: o / 0)
+        train_step(self, batch)
+
+    monkeypatch.setattr(Trainer, "_train_step", spoil)
+    with pytest.raises(DivergenceError, match=r"step 4: .* the layer front\.conv1\. .*last\.safetensors"):
+        train(small_spec(checkpoint_interval_steps=2), tmp_path / "run")
+    checkpoint = read_checkpoint(tmp_path / "run/checkpoints/last.safetensors")
+    assert checkpoint.state["run"]["step"] == 2
+    nonfinite = [name for name, tensor in checkpoint.section("model").items() if not bool(tensor.isfinite().all())]
+    assert nonfinite == []
+
+
+def test_nonfinite_gradient_names_parameter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train_step = Trainer._train_step
+
+    def spoil(self: Trainer, batch: Any) -> None:
+        if self.state.step == 2:
+            self.network.decoder.layers[0].weight.register_hook(lambda g: g * float("nan"))
+        train_step(self, batch)
+
+    monkeypatch.setattr(Trainer, "_train_step", spoil)
+    with pytest.raises(DivergenceError, match=r"step 3: .* the gradient of decoder\.layers\.0\.weight"):
+        train(small_spec(), tmp_path / "run")
+
+
+def test_nonfinite_weights_never_replace_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clip_gradients = Trainer._clip_gradients
+
+    def spoil(self: Trainer) -> float:
+        if self.state.step == 3:
+            self.network.front.conv1.weight.data.fill_(float("nan"))
+        return clip_gradients(self)
+
+    monkeypatch.setattr(Trainer, "_clip_gradients", spoil)
+    with pytest.raises(DivergenceError, match=r"step 4: .* the weights front\.conv1\.weight\. .*last\.safetensors"):
+        train(small_spec(checkpoint_interval_steps=1), tmp_path / "run")
+    assert read_checkpoint(tmp_path / "run/checkpoints/last.safetensors").state["run"]["step"] == 3
+
+
+def test_too_high_learning_rate_diverges_and_names_flag(tmp_path: Path) -> None:
+    spec = small_spec(optimizer=OptimizerConfig("sgd", 1e38), steps=20, lr_schedule=TimeDecay(0.0))
+    with pytest.raises(DivergenceError, match=r"--optimizer\.lr"):
+        train(spec, tmp_path / "run")
+
+
+def test_quadratic_routing_ascends_on_its_coefficients(tmp_path: Path) -> None:
+    result = train(small_spec(routing="quadratic", steps=3), tmp_path / "run")
+    start = make_network(saved_spec(result)).state_dict()
+    (name,) = [name for name in start if name.endswith("coefficient")]
+    assert not torch.equal(last_weights(result)[name], start[name])
+    fixed = train(small_spec(routing="quadratic", steps=3, ascents=0), tmp_path / "fixed")
+    torch.testing.assert_close(last_weights(fixed)[name], start[name], rtol=0, atol=0)
+
+
+def test_diverging_routing_coefficients_end_the_run(tmp_path: Path) -> None:
+    with pytest.raises(DivergenceError, match=r"step 1: .*Quadratic"):
+        train(small_spec(routing=Quadratic(lr=1e6), steps=3), tmp_path / "run")
+
+
+def test_max_train_images_is_a_fixed_subset(tmp_path: Path) -> None:
+    assert last_checkpoint(train(small_spec(max_train_images=40, epochs=1), tmp_path / "run")).state["n_images"] == 40
+    subsets = [open_images(small_spec(max_train_images=40, seed=seed)).train for seed in (0, 1)]
+    assert [len(subset) for subset in subsets] == [40, 40]
+    assert len(open_images(small_spec()).train) > 40
+    first, second = ([int(image.sum()) for image, _ in subset] for subset in subsets)
+    assert first == second
