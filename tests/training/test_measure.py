@@ -98,9 +98,9 @@ def test_a_run_draws_what_there_is_to_see(kind: str, tmp_path: Path) -> None:
     train(spec, tmp_path / "run")
     names = sorted(path.name for path in (tmp_path / "run/figures").iterdir())
     wanted = {
-        "digits": ["confusion.png", "curves.png", "dimensions.png", "reconstructions.png"],
-        "without a decoder": ["confusion.png", "curves.png", "reconstructions.png"],
-        "two objects": ["curves.png", "reconstructions.png"],
+        "digits": ["confusion.png", "curves.png", "perturbation.png", "predictions.png"],
+        "without a decoder": ["confusion.png", "curves.png", "predictions.png"],
+        "two objects": ["curves.png", "predictions.png"],
     }
     assert names == wanted[kind]
     for name in names:

@@ -1,7 +1,6 @@
-"""Figures of a training run: learning curves, confusion matrix, reconstructions, capsule dimensions, predictions."""
+"""Figures of a training run and of predictions: learning curves, confusion matrix, and two analyses of the network."""
 
 import itertools
-import math
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,8 @@ from torch import Tensor
 from torchcaps._core.files import atomic_path
 from torchcaps._core.optional import import_optional
 from torchcaps._core.plotting import as_rgb, new_figure, overlay_two_colors, save_figure, style_axes
-from torchcaps.capsules import Capsules
-from torchcaps.data import Batch, DataError, Dataset, Loader
+from torchcaps.analysis.registry import ANALYSES, Subject, run_analysis
+from torchcaps.data import DataError, Loader
 from torchcaps.models import CapsuleNetwork, Network
 from torchcaps.training.evaluation import Measures
 from torchcaps.training.predict import Prediction
@@ -21,18 +20,13 @@ from torchcaps.training.setup import some_of
 __all__ = [
     "draw_confusion",
     "draw_curves",
-    "draw_dimensions",
     "draw_prediction",
-    "draw_reconstructions",
     "draw_run",
     "write_image",
 ]
 
-CORRECT_COLOR, INCORRECT_COLOR = "#1a7f37", "#c62828"
+CORRECT_COLOR = "#1a7f37"
 SPLIT_COLORS = {"train": "#9e9e9e", "val": "#1565c0", "test": "#ef6c00"}
-MAX_IMAGES = 2000  # test images that are searched for incorrectly classified ones
-COLUMNS = 10  # images per row
-OFFSETS = [round(-0.25 + 0.05 * n, 2) for n in range(11)]  # Sabour 2017, figure 4
 
 
 def draw_run(
@@ -57,11 +51,14 @@ def draw_run(
     draw_curves(rows, paths[0], name)
     if loader is None:
         return paths
-    paths.append(directory / "reconstructions.png")
-    draw_reconstructions(model, loader, paths[-1], f"{name}: ")
+    analyses = ["predictions"]
     if isinstance(model, CapsuleNetwork) and model.decoder is not None and model.n_objects == 1:
-        paths.append(directory / "dimensions.png")
-        draw_dimensions(model, loader, paths[-1], f"{name}: ")
+        analyses.append("perturbation")
+    for analysis in analyses:
+        subset = some_of(loader.dataset, ANALYSES.get(analysis).n_images)
+        images = Loader(subset, loader.batch_size, pipeline=loader.pipeline, train=False, device=loader.device)
+        report = run_analysis(analysis, Subject(name, model, images, batch_size=loader.batch_size))
+        paths += report.draw(directory / f"{analysis}.png")
     if result is not None and result.confusion:
         paths.append(directory / "confusion.png")
         title = f"{name}: {result.n_right:,} of {result.n:,} correct"
@@ -140,120 +137,6 @@ def draw_confusion(result: Measures, classes: tuple[str, ...], out: Path, title:
     save_figure(figure, out)
 
 
-def draw_reconstructions(model: Network, loader: Loader, out: Path, title: str = "") -> None:
-    """Draw test images above their reconstructions: correctly classified ones first, then incorrect ones.
-
-    Args:
-        model: a network; without a decoder, only the images are drawn.
-        loader: of the test set.
-        out: the file.
-        title: prefix of the title.
-    """
-    batch, output = _run_on_some(model, loader)
-    correct = model.is_correct(output, batch.labels)
-    rows = []
-    for indices in (round_robin_indices(batch.labels, correct), round_robin_indices(batch.labels, ~correct)):
-        rows += [indices[start : start + COLUMNS] for start in range(0, min(len(indices), 2 * COLUMNS), COLUMNS)]
-    decoded = output.reconstruction
-    lines = 2 if decoded is not None else 1
-    figure = new_figure(COLUMNS * 0.95 + 0.2, len(rows) * (lines * 0.95 + 0.3) + 0.7, layout=None)
-    height = figure.get_size_inches()[1]
-    figure.subplots_adjust(left=0.01, right=0.99, bottom=0.02, top=1 - 0.8 / height, hspace=0.35)
-    outer = figure.add_gridspec(len(rows), 1, hspace=0.3)
-    for position, row in enumerate(rows):
-        grid = outer[position].subgridspec(lines, COLUMNS, hspace=0.04, wspace=0.06).subplots(squeeze=False)
-        for axes in grid.flat:
-            axes.set_axis_off()
-        for column, index in enumerate(row):
-            use_target = decoded is not None and model.n_objects == 1
-            _show(grid[0][column], batch.targets[index] if use_target else batch.images[index])
-            text = _label_text(model, loader.dataset, output.scores[index], batch.labels[index])
-            color = CORRECT_COLOR if correct[index] else INCORRECT_COLOR
-            grid[0][column].set_title(text, fontsize=8, color=color, pad=3)
-            if decoded is not None:
-                _show(grid[1][column], decoded[index])
-    legend = "Top: images. Bottom: reconstructions. " if lines == 2 else ""
-    counts = f"{int(correct.sum()):,} of {len(correct):,} correct."
-    colors = "Green: correct. Red: incorrect, true → predicted class."
-    figure.suptitle(f"{title}{counts}\n{legend}{colors}", fontsize=10, y=1 - 0.08 / height, va="top")
-    save_figure(figure, out)
-
-
-def round_robin_indices(labels: Tensor, mask: Tensor) -> list[int]:
-    """Return the indices of the images in ``mask``, one of each label in turn."""
-    by_label: dict[str, list[int]] = {}
-    for index in mask.nonzero()[:, 0].tolist():
-        by_label.setdefault(str(labels[index].tolist()), []).append(index)
-    rounds = itertools.zip_longest(*(by_label[key] for key in sorted(by_label)))
-    return [index for turn in rounds for index in turn if index is not None]
-
-
-def draw_dimensions(model: CapsuleNetwork, loader: Loader, out: Path, title: str = "") -> None:
-    """Draw reconstructions with one dimension of the class capsule perturbed per row: Sabour 2017, figure 4.
-
-    Poses whose length is divided by ``sqrt(D)`` (Choi 2019) are perturbed by ``sqrt(D)`` times as much, as in its
-    figure 3.
-
-    Args:
-        model: a network with a decoder.
-        loader: of the test set.
-        out: the file.
-        title: prefix of the title.
-    """
-    batch, output = _run_on_some(model, loader)
-    correct = model.is_correct(output, batch.labels).nonzero()[:, 0]
-    index = int(correct[len(correct) // 3]) if len(correct) else 0
-    assert output.capsules is not None
-    pose = output.capsules.pose[index].float()  # [classes, D]
-    label = int(model.predict(output)[index])
-    dim = pose.shape[-1]
-    scale = math.sqrt(dim) if getattr(model.head, "normalized", False) else 1.0
-    perturbed = pose.repeat(dim, len(OFFSETS), 1, 1)  # [D, offsets, classes, D]
-    for d in range(dim):
-        perturbed[d, :, label, d] += scale * torch.tensor(OFFSETS)
-    labels = torch.full((dim * len(OFFSETS),), label)
-    with torch.no_grad():
-        weight = next(model.parameters())
-        decoded = model.decode(Capsules(perturbed.flatten(0, 1).to(weight)), labels.to(weight.device)).cpu().float()
-    figure = new_figure(len(OFFSETS) * 0.62 + 1.2, dim * 0.62 + 0.9)
-    grid = figure.subplots(dim, len(OFFSETS), squeeze=False)
-    for row in range(dim):
-        for column, offset in enumerate(OFFSETS):
-            axes = grid[row][column]
-            _show(axes, decoded[row * len(OFFSETS) + column])
-            axes.set_xticks([])
-            axes.set_yticks([])
-            axes.spines[:].set_visible(False)
-            if row == 0:
-                axes.set_title(f"{offset * scale:+.2g}" if offset else "0", fontsize=8)
-            if column == 0:
-                axes.set_ylabel(str(row), rotation=0, fontsize=8, labelpad=8, va="center")
-    class_name = loader.dataset.classes[label]
-    figure.suptitle(f"{title}class {class_name!r}, one capsule dimension perturbed per row", fontsize=10)
-    save_figure(figure, out)
-
-
-def _run_on_some(model: Network, loader: Loader) -> tuple[Batch, Any]:
-    """Run the model on up to ``MAX_IMAGES`` images; return them and the outputs on the CPU."""
-    model.eval()
-    device = next(model.parameters()).device
-    subset = some_of(loader.dataset, MAX_IMAGES)
-    batches, outputs = [], []
-    for batch in Loader(subset, loader.batch_size, pipeline=loader.pipeline, train=False).epoch(0):
-        with torch.no_grad():
-            outputs.append(model(batch.images.to(device), batch.labels.to(device)))
-        batches.append(batch.to("cpu"))
-    joined = Batch(*(torch.cat([getattr(b, name) for b in batches]) for name in Batch._fields))
-    first = outputs[0]
-    scores = torch.cat([o.scores for o in outputs]).cpu().float()
-    decoded = capsules = None
-    if first.reconstruction is not None:
-        decoded = torch.cat([o.reconstruction for o in outputs]).cpu().float()
-    if first.capsules is not None:
-        capsules = Capsules(torch.cat([o.capsules.pose for o in outputs]).cpu())
-    return joined, first._replace(scores=scores, reconstruction=decoded, capsules=capsules)
-
-
 def _show(axes: Any, image: Tensor) -> None:
     """Show an image ``[C, H, W]``, or two objects ``[2, C, H, W]`` in two colors."""
     axes.imshow(_to_rgb(image.float()).permute(1, 2, 0).clamp(0, 1).numpy(), interpolation="nearest")
@@ -263,20 +146,6 @@ def _to_rgb(image: Tensor) -> Tensor:
     if image.ndim == 4:
         image = overlay_two_colors(*image[:2]) if len(image) > 1 else image[0]
     return as_rgb(image)
-
-
-def _label_text(model: Network, dataset: Dataset, scores: Tensor, labels: Tensor) -> str:
-    """Return the true class; followed by the predicted one, if the prediction is incorrect."""
-
-    def names(indices: list[int]) -> str:
-        return "+".join(dataset.classes[index][:8] for index in sorted(indices)) or "none"
-
-    predicted = model.predict_multi_hot(scores.unsqueeze(0))[0].nonzero()[:, 0].tolist()
-    if model.n_objects is None:
-        true = labels.nonzero()[:, 0].tolist()
-    else:
-        true = [int(labels)] if model.n_objects == 1 else labels.tolist()
-    return names(true) if set(true) == set(predicted) else f"{names(true)}→{names(predicted)}"
 
 
 def draw_prediction(prediction: Prediction, classes: tuple[str, ...], out: Path) -> None:
