@@ -1,65 +1,63 @@
-"""Which findings were written of numbers that have changed since, and a stamp on those that were read again.
+"""Stamps that detect findings whose numbers have changed.
 
-    python -m tools.findings                 # list them
-    python -m tools.findings --stamp NAME... # they say what the numbers say now: stamp them
+    python -m tools.findings                 # list outdated findings
+    python -m tools.findings --stamp NAME... # update the stamps of findings that were checked against their tables
 
-What we make of the papers' records is written by hand, in ``results/papers/cpu/findings``. Every file ends with a stamp
-of the table that it was written of, and a test fails where the table is another one now.
+Findings are our conclusions from the records, written by hand in ``results/papers/cpu/findings``. Each file ends with a
+stamp, a hash of the table that it refers to; a test fails if the table has changed.
 """
 
 import argparse
 import hashlib
 import re
 import sys
-from pathlib import Path
 
 from torchcaps.papers import list_papers
-from torchcaps.reproduce.markdown import item_text
-from torchcaps.reproduce.render import FINDINGS
+from torchcaps.reproduce.render import FINDINGS_DIRECTORY, describe_verdict, render_item
 from torchcaps.reproduce.statistics import Results
-from torchcaps.reproduce.store import Store
+from torchcaps.reproduce.store import RecordStore
 
-STAMP = re.compile(r"\n<!-- written of (\w+) -->\n$")
+STAMP = re.compile(r"\n<!-- stamp: (\w+) -->\n$")
 
 
-def numbers(store: Store) -> dict[str, str]:
-    """Return a stamp for every item's table, and for all verdicts together, which the summary is about."""
-    found, verdicts = {}, []
+def current_stamps(store: RecordStore) -> dict[str, str]:
+    """Return the stamp of each item's table, and for ``summary`` that of all verdicts."""
+    stamps, verdicts = {}, []
     for paper in list_papers():
         for item in paper.items:
-            found[f"{paper.name}-{item.name}"] = _stamp(item_text(paper, item, store))
-            verdicts += [str(verdict) for verdict in Results(item, store).verdicts()]
-    return {**found, "summary": _stamp("\n".join(verdicts))}
+            stamps[f"{paper.name}-{item.name}"] = _hash(render_item(paper, item, store))
+            verdicts += [describe_verdict(verdict) for verdict in Results(item, store).verdicts()]
+    return {**stamps, "summary": _hash("\n".join(verdicts))}
 
 
-def _stamp(text: str) -> str:
+def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def stale(store: Store) -> list[str]:
-    """Return the findings whose numbers have changed since they were written."""
-    now = numbers(store)
-    paths = sorted((store.results / FINDINGS).glob("*.md"))
-    told = {path.stem: STAMP.search(path.read_text(encoding="utf-8")) for path in paths}
-    return [name for name, match in told.items() if match is None or match[1] != now.get(name)]
+def stale(store: RecordStore) -> list[str]:
+    """Return the names of findings without the current stamp."""
+    current = current_stamps(store)
+    paths = sorted((store.results / FINDINGS_DIRECTORY).glob("*.md"))
+    stamps = {path.stem: STAMP.search(path.read_text(encoding="utf-8")) for path in paths}
+    return [name for name, match in stamps.items() if match is None or match[1] != current.get(name)]
 
 
-def stamp(store: Store, name: str) -> None:
-    """Write the stamp of the numbers as they are."""
-    path = store.results / FINDINGS / f"{name}.md"
+def stamp(store: RecordStore, name: str) -> None:
+    """Write the current stamp into a findings file."""
+    path = store.results / FINDINGS_DIRECTORY / f"{name}.md"
     text = STAMP.sub("", path.read_text(encoding="utf-8")).rstrip("\n")
-    path.write_text(f"{text}\n\n<!-- written of {numbers(store)[name]} -->\n", encoding="utf-8")
+    path.write_text(f"{text}\n\n<!-- stamp: {current_stamps(store)[name]} -->\n", encoding="utf-8")
 
 
 def main() -> None:
-    """List what is stale, or stamp what was read again."""
-    parser = argparse.ArgumentParser(description="Which findings were written of numbers that have changed since.")
-    parser.add_argument("--stamp", nargs="+", default=[], metavar="NAME", help="these say what the numbers say now")
-    store = Store("cpu")
+    """List outdated findings, after updating the stamps of some."""
+    parser = argparse.ArgumentParser(description="List findings whose numbers have changed since they were stamped.")
+    parser.add_argument("--stamp", nargs="+", default=[], metavar="NAME", help="update the stamps of these findings")
+    store = RecordStore("cpu")
     for name in parser.parse_args().stamp:
-        if not (store.results / FINDINGS / f"{name}.md").exists():
-            sys.exit(f"there is no finding {name!r} in {store.results / FINDINGS}")
-        stamp(store, Path(name).stem)
+        if not (store.results / FINDINGS_DIRECTORY / f"{name}.md").exists():
+            sys.exit(f"{store.results / FINDINGS_DIRECTORY} has no finding {name!r}")
+        stamp(store, name)
     for name in stale(store):
         print(name)
 

@@ -1,4 +1,4 @@
-"""What is read off weights and curves: signs of coefficients, the first steps of training, networks together."""
+"""Measurements of training: ensembles and the first steps of training."""
 
 from pathlib import Path
 from typing import Any
@@ -10,12 +10,13 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from tests.models.narrow import narrow
-from tests.papers.nets import as_trained, knowing
+from tests.papers.networks import as_trained, network_with_outputs
 from tests.tolerances import SAME
 from torchcaps.data import ImageSet
 from torchcaps.models import Network
-from torchcaps.papers.measures.training import coefficient_signs, early_training, ensemble
-from torchcaps.reproduce.context import Context
+from torchcaps.papers.measures.coefficients import measure_coefficient_signs
+from torchcaps.papers.measures.training import measure_early_training, measure_ensemble
+from torchcaps.reproduce.runner import MeasurementContext
 from torchcaps.routing import Quadratic
 
 CLOSE = SAME[torch.float32]
@@ -26,30 +27,34 @@ def quadratic_layer(model: nn.Module) -> Any:
     return layer
 
 
-def test_coefficients_are_counted_by_sign_and_size() -> None:
-    """Of every ten three are below zero, two are zero, and one is less than a hundredth of the mean size, 1."""
+def test_coefficients_are_counted_by_sign_and_magnitude() -> None:
+    """Of every ten three are negative, two are zero, and one is below a hundredth of the mean magnitude, 1."""
     model = narrow("yang2021_mnist")
     values = quadratic_layer(model).coefficients["coefficient"]
     ten = torch.tensor([-4.0, -0.005, -0.5, 0.0, 0.0, 0.5, 1.0, 1.0, 1.0, 1.995])
     values.copy_(ten.repeat(values.numel() // 10).view_as(values))
-    found = coefficient_signs(Context("smoke", 0, Path("none")), as_trained(model, "yang2021_mnist"))
-    assert found["negative"] == pytest.approx(30, rel=CLOSE)
-    assert found["near_zero"] == pytest.approx(30, rel=CLOSE)
-    assert found["mean"] == pytest.approx(0.099, rel=CLOSE)
-    assert found["largest"] == 4
+    results = measure_coefficient_signs(
+        MeasurementContext("smoke", 0, Path("none")), as_trained(model, "yang2021_mnist")
+    )
+    assert results["negative"] == pytest.approx(30, rel=CLOSE)
+    assert results["near_zero"] == pytest.approx(30, rel=CLOSE)
+    assert results["mean"] == pytest.approx(0.099, rel=CLOSE)
+    assert results["largest"] == 4
 
 
-def test_the_first_steps_of_training_are_counted_step_by_step(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Against what the networks were seen to say; every ascent turns one more hundredth of the coefficients round."""
-    wrong: dict[str, list[float]] = {}
+def test_early_training_error_and_negative_coefficients(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Against the predictions seen by a hook; each ascent makes another hundredth of the coefficients negative."""
+    errors: dict[str, list[float]] = {}
     ascents: list[str] = []
 
-    def listen(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+    def record_errors(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         if isinstance(module, Network) and len(inputs) == 2:
-            routing = getattr(module.spec, "algorithm", None)
+            routing = getattr(module.spec, "effective_routing", None)
             name = routing.penalty if isinstance(routing, Quadratic) else "dynamic"
-            told = output.scores.argmax(1).tolist()
-            wrong.setdefault(name, []).append(sum(a != b for a, b in zip(told, inputs[1].tolist(), strict=True)) / 8)
+            predicted = output.scores.argmax(1).tolist()
+            errors.setdefault(name, []).append(
+                sum(a != b for a, b in zip(predicted, inputs[1].tolist(), strict=True)) / 8
+            )
 
     def ascend(module: Any, images: Tensor, labels: Tensor) -> None:
         ascents.append(module.spec.effective_routing.penalty)
@@ -58,26 +63,28 @@ def test_the_first_steps_of_training_are_counted_step_by_step(monkeypatch: pytes
         values.view(-1)[:turned] = -values.view(-1)[:turned].abs()
 
     monkeypatch.setattr(Quadratic, "ascend", staticmethod(ascend))
-    handle = register_module_forward_hook(listen)
-    found = early_training(Context("smoke", 0, tmp_path), "yang2021_mnist", {}, steps=16, every=2, batch=8)
+    handle = register_module_forward_hook(record_errors)
+    results = measure_early_training(
+        MeasurementContext("smoke", 0, tmp_path), "yang2021_mnist", {}, steps=16, interval=2, batch_size=8
+    )
     handle.remove()
-    assert found["steps"].tolist() == [2, 4, 6, 8, 10, 12, 14, 16]
-    assert {name: len(shares) for name, shares in wrong.items()} == {"dynamic": 16, "l2": 16, "l1": 16}
-    for name, shares in wrong.items():
-        windows = [50 * (shares[k] + shares[k + 1]) for k in range(0, 16, 2)]
-        assert found[f"{name} wrong"].tolist() == pytest.approx(windows, rel=CLOSE)
-        assert found[f"{name} first"] == pytest.approx((windows[0] + windows[1]) / 2, rel=CLOSE), "of eight, two"
+    assert results["steps"].tolist() == [2, 4, 6, 8, 10, 12, 14, 16]
+    assert {name: len(fractions) for name, fractions in errors.items()} == {"dynamic": 16, "l2": 16, "l1": 16}
+    for name, fractions in errors.items():
+        windows = [50 * (fractions[k] + fractions[k + 1]) for k in range(0, 16, 2)]
+        assert results[f"{name} error"].tolist() == pytest.approx(windows, rel=CLOSE)
+        assert results[f"{name} first_quarter_error"] == pytest.approx((windows[0] + windows[1]) / 2, rel=CLOSE)
         assert len(set(windows)) > 2
-    size = 10 * 144  # coefficients: ten classes, 4 types at 6x6 places
+    size = 10 * 144  # coefficients: ten classes, 4 types at 6x6 positions
     turned = [100 * (size * steps // 100) / size for steps in (2, 4, 6, 8, 10, 12, 14, 16)]
     for name in ("l2", "l1"):
-        assert found[f"{name} negative"].tolist() == pytest.approx(turned, rel=CLOSE)
-        assert found[f"{name} negative_last"] == pytest.approx(turned[-1], rel=CLOSE)
-    assert found["dynamic negative"].tolist() == [0] * 8
+        assert results[f"{name} negative"].tolist() == pytest.approx(turned, rel=CLOSE)
+        assert results[f"{name} last_negative"] == pytest.approx(turned[-1], rel=CLOSE)
+    assert results["dynamic negative"].tolist() == [0] * 8
 
 
-class Digits(Context):
-    """Five images, whatever is asked for."""
+class FiveImages(MeasurementContext):
+    """A context with five images."""
 
     def dataset(self, name: str, split: str = "test", n: int | None = None, **options: Any) -> ImageSet:
         assert (name, split) == ("mnist", "test")
@@ -85,20 +92,20 @@ class Digits(Context):
         return ImageSet(name, split, images[:n], torch.arange(5)[:n], tuple("0123456789"))
 
 
-def test_networks_together_add_up_their_scores() -> None:
-    """Two are a little for the next class, one is much for the right one: right together, wrong by votes.
+def test_an_ensemble_sums_the_scores_of_its_members() -> None:
+    """Two members slightly prefer the next class, one strongly prefers the correct one: the sum is correct.
 
-    But for image 3, where the one is for the next class as well, and image 4, where it is not sure enough.
+    On image 3 the third member prefers the next class too, on image 4 it is too weak.
     """
-    context = Digits("smoke", 0, Path("none"))
+    context = FiveImages("smoke", 0, Path("none"))
     data = context.dataset("mnist")
-    images, right = data.images.float() / 255, F.one_hot(torch.arange(5), 10)
+    images, correct = data.images.float() / 255, F.one_hot(torch.arange(5), 10)
     hesitant = 0.1 * F.one_hot(torch.arange(1, 6), 10).float()
-    sure = torch.tensor([0.9, 0.9, 0.9, 0.0, 0.1])[:, None] * right
+    sure = torch.tensor([0.9, 0.9, 0.9, 0.0, 0.1])[:, None] * correct
     sure[3, 4] = 0.9
-    nets = [knowing("sabour2017_cnn_mnist", images, scores) for scores in (hesitant, hesitant, sure)]
-    found = ensemble(context, nets, "mnist")
-    assert found["accuracy"] == pytest.approx(60, rel=CLOSE)
-    assert found["error"] == pytest.approx(40, rel=CLOSE)
-    assert (found["members"], found["accuracy_images"], found["error_images"]) == (3, 5, 5)
-    assert ensemble(context, nets[:2], "mnist", images=4)["accuracy"] == 0
+    nets = [network_with_outputs("sabour2017_cnn_mnist", images, scores) for scores in (hesitant, hesitant, sure)]
+    results = measure_ensemble(context, nets, "mnist")
+    assert results["accuracy"] == pytest.approx(60, rel=CLOSE)
+    assert results["error"] == pytest.approx(40, rel=CLOSE)
+    assert (results["members"], results["accuracy_images"], results["error_images"]) == (3, 5, 5)
+    assert measure_ensemble(context, nets[:2], "mnist", n_images=4)["accuracy"] == 0

@@ -1,9 +1,31 @@
-"""The five papers: every table and figure of theirs, run from one command, beside what was published.
+"""The reproduced papers: one module per paper declares its tables, figures and published numbers.
+
+A module of this package with a constant ``PAPER`` is found without being listed anywhere.
 
 >>> [paper.name for paper in list_papers()]
-['sabour2017', 'choi2019', 'tsai2020', 'chen2019', 'yang2021']
+['sabour2017', 'chen2019', 'choi2019', 'tsai2020', 'yang2021']
 """
 
-from torchcaps.papers.registry import find_paper, list_papers
+from torchcaps._core.registry import Registry
+from torchcaps.reproduce.schema import Item, Paper
 
-__all__ = ["find_paper", "list_papers"]
+__all__ = ["PAPERS", "find_item", "find_paper", "list_papers"]
+
+PAPERS = Registry[Paper]("paper", __name__)
+
+
+def find_paper(name: str) -> Paper:
+    """Return a paper by name."""
+    return PAPERS.get(name)
+
+
+def find_item(paper: str, item: str) -> tuple[Paper, Item]:
+    """Return a paper and one of its tables and figures."""
+    declaration = find_paper(paper)
+    return declaration, declaration.item(item)
+
+
+def list_papers() -> tuple[Paper, ...]:
+    """Return all papers, ordered by the year in their names."""
+    names = sorted(PAPERS.list(), key=lambda name: ("".join(filter(str.isdigit, name)), name))
+    return tuple(PAPERS.get(name) for name in names)

@@ -6,36 +6,37 @@
 
 from functools import partial
 
-from torchcaps.papers.measures.cost import layer_counts
+from torchcaps.papers import PAPERS
+from torchcaps.papers.measures.cost import parameters_per_layer
 from torchcaps.papers.measures.robustness import (
     GAN_FILE,
-    black_box,
     draw_black_box,
     draw_gan_images,
     draw_white_box,
-    gan_errors,
-    gan_images,
-    white_box,
+    measure_black_box,
+    measure_gan_errors,
+    measure_gan_images,
+    measure_white_box,
 )
-from torchcaps.papers.settings import CIFAR, DIGITS, NARROW_CAPSNET, NARROW_CNN
-from torchcaps.reproduce.schema import Cell, Claim, Item, Measure, Paper, Parameters, Published, Row, Run
+from torchcaps.reproduce.scales import CPU_CIFAR, CPU_DIGITS, NARROW_CAPSNET, NARROW_CNN
+from torchcaps.reproduce.schema import Cell, Claim, Item, Measurement, Paper, ParameterCount, Published, Run, TableRow
 
 __all__ = ["PAPER"]
 
-CAPSNET = {**DIGITS, **NARROW_CAPSNET}
-CNN = Run("chen2019_cnn_mnist", cpu={**DIGITS, **NARROW_CNN})
+CAPSNET = {**CPU_DIGITS, **NARROW_CAPSNET}
+CNN = Run("chen2019_cnn_mnist", cpu={**CPU_DIGITS, **NARROW_CNN})
 DYNAMIC = Run("chen2019_dynamic_mnist", cpu=CAPSNET)
 FC = Run("chen2019_fc_mnist", cpu=CAPSNET)
 CONV = Run("chen2019_conv_mnist", cpu=CAPSNET)
-FC_PLAIN, CONV_PLAIN = FC.but(reconstruction=False), CONV.but(reconstruction=False)
-LENET = Run("chen2019_lenet", cpu=DIGITS)
+FC_PLAIN, CONV_PLAIN = FC.replace(reconstruction=False), CONV.replace(reconstruction=False)
+LENET = Run("chen2019_lenet", cpu=CPU_DIGITS)
 
-SMALL = {**CIFAR, "width": 32, "types": 16}
-C_CNN = Run("chen2019_cnn_cifar10", cpu={**CIFAR, "width": 32, "channels": 128})
+SMALL = {**CPU_CIFAR, "width": 32, "types": 16}
+C_CNN = Run("chen2019_cnn_cifar10", cpu={**CPU_CIFAR, "width": 32, "channels": 128})
 C_DYNAMIC = Run("chen2019_dynamic_cifar10", cpu=SMALL)
 C_FC = Run("chen2019_fc_cifar10", cpu=SMALL)
 C_CONV = Run("chen2019_conv_cifar10", cpu=SMALL)
-C_MULTI = Run("chen2019_multi_cifar10", cpu=CIFAR)
+C_MULTI = Run("chen2019_multi_cifar10", cpu=CPU_CIFAR)
 _SAME = "on CIFAR-10 the convolutional and the fully-connected net are one function: a window over the whole grid"
 
 TABLE_2 = Item(
@@ -50,59 +51,59 @@ TABLE_2 = Item(
         "size, CIFAR-10": "parameters",
     },
     rows=(
-        Row(
+        TableRow(
             "CNN",
             {
                 "MNIST": Cell(Published(0.91, 0.09), CNN),
-                "size, MNIST": Cell(35.4e6, Parameters(CNN)),
+                "size, MNIST": Cell(35.4e6, ParameterCount(CNN)),
                 "CIFAR-10": Cell(Published(36.54, 0.78), C_CNN),
-                "size, CIFAR-10": Cell(Published(9.6e6, note="no reading of the net has 9.6M"), Parameters(C_CNN)),
+                "size, CIFAR-10": Cell(Published(9.6e6, note="no reading of the net has 9.6M"), ParameterCount(C_CNN)),
             },
         ),
-        Row(
+        TableRow(
             "CapsNets**",
             {
                 "MNIST": Cell(Published(1.24, 0.10), DYNAMIC),
-                "size, MNIST": Cell(8.2e6, Parameters(DYNAMIC)),
+                "size, MNIST": Cell(8.2e6, ParameterCount(DYNAMIC)),
                 "CIFAR-10": Cell(Published(40.88, 0.67), C_DYNAMIC),
                 "size, CIFAR-10": Cell(
                     Published(2.67e6, note="that of the net with couplings; dynamic routing has none"),
-                    Parameters(C_DYNAMIC),
+                    ParameterCount(C_DYNAMIC),
                 ),
             },
         ),
-        Row(
+        TableRow(
             "FC G-CapsNets",
             {
                 "MNIST": Cell(Published(0.67, 0.05), FC),
-                "size, MNIST": Cell(8.2e6, Parameters(FC)),
+                "size, MNIST": Cell(8.2e6, ParameterCount(FC)),
                 "CIFAR-10": Cell(Published(32.70, 0.47), C_FC),
-                "size, CIFAR-10": Cell(2.67e6, Parameters(C_FC)),
+                "size, CIFAR-10": Cell(2.67e6, ParameterCount(C_FC)),
             },
         ),
-        Row(
+        TableRow(
             "FC G-CapsNets*",
-            {"MNIST": Cell(Published(0.66, 0.03), FC_PLAIN), "size, MNIST": Cell(6.8e6, Parameters(FC_PLAIN))},
+            {"MNIST": Cell(Published(0.66, 0.03), FC_PLAIN), "size, MNIST": Cell(6.8e6, ParameterCount(FC_PLAIN))},
         ),
-        Row(
+        TableRow(
             "Conv G-CapsNets",
             {
                 "MNIST": Cell(Published(0.84, 0.09), CONV),
-                "size, MNIST": Cell(6.9e6, Parameters(CONV)),
+                "size, MNIST": Cell(6.9e6, ParameterCount(CONV)),
                 "CIFAR-10": Cell(Published(33.53, 0.52, _SAME), C_CONV),
-                "size, CIFAR-10": Cell(2.67e6, Parameters(C_CONV)),
+                "size, CIFAR-10": Cell(2.67e6, ParameterCount(C_CONV)),
             },
         ),
-        Row(
+        TableRow(
             "Conv G-CapsNets*",
-            {"MNIST": Cell(Published(0.86, 0.13), CONV_PLAIN), "size, MNIST": Cell(5.5e6, Parameters(CONV_PLAIN))},
+            {"MNIST": Cell(Published(0.86, 0.13), CONV_PLAIN), "size, MNIST": Cell(5.5e6, ParameterCount(CONV_PLAIN))},
         ),
-        Row(
+        TableRow(
             "Multi-layer G-CapsNets",
             {
                 "CIFAR-10": Cell(Published(34.29, 0.33), C_MULTI),
                 "size, CIFAR-10": Cell(
-                    Published(0.716e6, note="see the multi-layer net's own table"), Parameters(C_MULTI)
+                    Published(0.716e6, note="see the multi-layer net's own table"), ParameterCount(C_MULTI)
                 ),
             },
         ),
@@ -138,11 +139,11 @@ _LAYERS = {
         Published(11_500, note="printed for one coupling a dimension, (16,3,3,8)x10; the code has one a capsule"),
     ),
 }
-COUNTS = Measure(
+COUNTS = Measurement(
     "chen2019-multi",
-    layer_counts,
+    parameters_per_layer,
     options={"model": "chen2019_multi_cifar10", "layers": {label: prefix for label, (prefix, _) in _LAYERS.items()}},
-    once=True,
+    seed_independent=True,
 )
 MULTI = Item(
     "multi",
@@ -150,8 +151,8 @@ MULTI = Item(
     "The multi-layer net, layer by layer: parameters as printed, and as its own sizes give them.",
     columns={"parameters": "numbers"},
     rows=(
-        *(Row(label, {"parameters": Cell(printed, COUNTS, label)}) for label, (_, printed) in _LAYERS.items()),
-        Row(
+        *(TableRow(label, {"parameters": Cell(printed, COUNTS, label)}) for label, (_, printed) in _LAYERS.items()),
+        TableRow(
             "total",
             {
                 "parameters": Cell(
@@ -165,20 +166,20 @@ MULTI = Item(
     notes=("We build the released net's version: 4x4 routing windows, one coupling a capsule.",),
 )
 
-GAN = Measure(
+GAN = Measurement(
     "chen2019-gan",
-    gan_images,
-    cpu={"images": 20_000},
-    smoke={"images": 40, "epochs": 2, "per_class": 2, "width": 0.1, "shown": 2},
-    data=("mnist",),
-    leaves=GAN_FILE,
-    seconds=1_500,
+    measure_gan_images,
+    cpu={"n_images": 20_000},
+    smoke={"n_images": 40, "epochs": 2, "images_per_class": 2, "width": 0.1, "n_shown": 2},
+    datasets=("mnist",),
+    output_file=GAN_FILE,
+    estimated_seconds=1_500,
 )
-ON_GAN = Measure(
+ON_GAN = Measurement(
     "chen2019-table3",
-    gan_errors,
+    measure_gan_errors,
     {"baseline": CNN, "fc": FC_PLAIN, "conv": CONV_PLAIN},
-    after={"gan": GAN},
+    depends_on={"gan": GAN},
 )
 _UNITS = "no multiple of 1/4,000, and so no percentage of 4,000 images: misprinted units"
 _TABLE_3 = {
@@ -195,7 +196,7 @@ TABLE_3 = Item(
     "Error on 4,000 digits that an AC-GAN makes after each of its first five epochs, of nets trained on real digits.",
     columns=dict.fromkeys(_NETS.values(), "error, %"),
     rows=tuple(
-        Row(
+        TableRow(
             f"GAN epoch {epoch}",
             {
                 column: Cell(printed, ON_GAN, f"{name} {epoch}")
@@ -219,7 +220,7 @@ FIG_2 = Item(
     "fig2",
     "Figure 2",
     "Digits that the AC-GAN makes after each epoch.",
-    measures=(GAN,),
+    measurements=(GAN,),
     draw=partial(draw_gan_images, GAN),
 )
 
@@ -229,12 +230,12 @@ _ATTACKED = {
     "Conv G-CapsNets*": ("conv", CONV_PLAIN, 11.35, 1),
 }
 BLACK = {
-    label: Measure(
+    label: Measurement(
         f"chen2019-blackbox-{name}",
-        black_box,
+        measure_black_box,
         {"source": LENET, "net": run},
-        cpu={"images": 10_000},
-        smoke={"images": 32},
+        cpu={"n_images": 10_000},
+        smoke={"n_images": 32},
     )
     for label, (name, run, _, _) in _ATTACKED.items()
 }
@@ -249,7 +250,7 @@ BLACK_BOX = Item(
         "most predicted class": "% of images",
     },
     rows=tuple(
-        Row(
+        TableRow(
             label,
             {
                 "attacked": Cell(
@@ -264,7 +265,7 @@ BLACK_BOX = Item(
                 "white box": Cell(None, BLACK[label], "white_box"),
                 "most predicted class": Cell(None, BLACK[label], "most_predicted"),
             },
-            alike="nets",
+            variance_group="nets",
         )
         for label, (_, _, printed, digit) in _ATTACKED.items()
     ),
@@ -279,14 +280,14 @@ BLACK_BOX = Item(
 SIZES = (8, 16, 32, 64)  # levels of 255
 WHITE = {
     label: {
-        eps: Measure(
+        eps: Measurement(
             f"chen2019-whitebox-{name}-{eps}",
-            white_box,
+            measure_white_box,
             {"net": run},
             options={"eps": eps},
-            cpu={"iterations": 300, "every": 50, "learnt": 5_000, "images": 5_000},
-            smoke={"iterations": 2, "every": 1, "learnt": 32, "images": 32},
-            seconds=80,
+            cpu={"iterations": 300, "interval": 50, "n_train_images": 5_000, "n_images": 5_000},
+            smoke={"iterations": 2, "interval": 1, "n_train_images": 32, "n_images": 32},
+            estimated_seconds=80,
         )
         for eps in SIZES
     }
@@ -299,14 +300,14 @@ WHITE_BOX = Item(
     "perturbations of four sizes.",
     columns={"attacked": "test accuracy, %", "random noise": "test accuracy, %", "clean": "test accuracy, %"},
     rows=tuple(
-        Row(
+        TableRow(
             f"{label}, {eps} levels",
             {
                 "attacked": Cell(None, measure, "attacked"),
                 "random noise": Cell(None, measure, "noise"),
                 "clean": Cell(None, measure, "clean"),
             },
-            alike=f"{eps} levels",
+            variance_group=f"{eps} levels",
         )
         for label, sizes in WHITE.items()
         for eps, measure in sizes.items()
@@ -316,7 +317,7 @@ WHITE_BOX = Item(
             f"(ours) the FC net withstands it better than the CNN, {eps} levels",
             (f"FC G-CapsNets*, {eps} levels", "attacked"),
             (f"CNN, {eps} levels", "attacked"),
-            lower=False,
+            lower_is_better=False,
         )
         for eps in SIZES[1:]
     ),
@@ -333,12 +334,12 @@ PAPER = Paper(
     "chen2019",
     "Z. Chen, X. Li, C. Wang, D. Crandall: Generalized Capsule Networks with Trainable Routing Procedure. 2019, "
     "arXiv:1808.08692.",
-    claimed=(
+    summary=(
         "Couplings trained as weights do without routing by agreement, are better than it and than a CNN on MNIST "
         "and CIFAR-10, stack into several layers, and generalise better to what a GAN makes."
     ),
     cost="MNIST: 10,000 steps of 100 images, half a second each on two cores; CIFAR-10 10,000 to 20,000.",
-    scale=(
+    cpu_scale=(
         "a quarter of the channels and capsule types (64 and 8; CNN 32 channels), 20,000 training images and 4 "
         "epochs; CIFAR-10 10,000 and 5 with half the width (the multi-layer net whole); one-cycle rates; the GAN as "
         "published, on 20,000 images an epoch; the white-box generator 300 iterations."
@@ -350,3 +351,4 @@ PAPER = Paper(
     ),
     items=(TABLE_2, MULTI, TABLE_3, FIG_2, BLACK_BOX, WHITE_BOX),
 )
+PAPERS.register(PAPER.name, PAPER)

@@ -6,48 +6,54 @@
 
 from functools import partial
 
+from torchcaps.papers import PAPERS
 from torchcaps.papers.measures.cost import epoch_seconds
-from torchcaps.papers.measures.decoding import draw_measured_perturbation, perturbations
+from torchcaps.papers.measures.decoding import draw_measured_perturbation, measure_perturbation
 from torchcaps.papers.measures.geometry import (
-    alignment,
     draw_alignment_table,
     draw_capsule_paths,
     draw_cosine_histogram,
-    paths,
+    measure_alignment_ratios,
+    measure_capsule_paths,
 )
-from torchcaps.papers.measures.training import ensemble
-from torchcaps.papers.settings import CIFAR, DIGITS, NARROW_CAPSNET
-from torchcaps.reproduce.schema import Cell, Claim, Item, Measure, Paper, Parameters, Published, Row, Run
+from torchcaps.papers.measures.training import measure_ensemble
+from torchcaps.reproduce.scales import CPU_CIFAR, CPU_DIGITS, NARROW_CAPSNET
+from torchcaps.reproduce.schema import Cell, Claim, Item, Measurement, Paper, ParameterCount, Published, Run, TableRow
 
 __all__ = ["PAPER"]
 
 NARROW = {"width": 16, "types": 4}
-MNIST = Run("choi2019_mnist", {"augmentation": "choi2019.mnist"}, {**DIGITS, **NARROW})
-PLUS = Run("choi2019_mnist", {"augmentation": "choi2019.mnist+"}, {**DIGITS, **NARROW})
-AFFNIST = Run("choi2019_affnist", cpu={**DIGITS, **NARROW, "test_data": "affnist-style", "max_test_images": 5_000})
-C10 = Run("choi2019_cifar10", {"augmentation": "choi2019.cifar10"}, {**CIFAR, **NARROW})
-C10_PLUS = Run("choi2019_cifar10", {"augmentation": "choi2019.cifar10+"}, {**CIFAR, **NARROW})
+MNIST = Run("choi2019_mnist", {"augmentation": "choi2019.mnist"}, {**CPU_DIGITS, **NARROW})
+PLUS = Run("choi2019_mnist", {"augmentation": "choi2019.mnist+"}, {**CPU_DIGITS, **NARROW})
+AFFNIST = Run("choi2019_affnist", cpu={**CPU_DIGITS, **NARROW, "test_data": "affnist-style", "max_test_images": 5_000})
+C10 = Run("choi2019_cifar10", {"augmentation": "choi2019.cifar10"}, {**CPU_CIFAR, **NARROW})
+C10_PLUS = Run("choi2019_cifar10", {"augmentation": "choi2019.cifar10+"}, {**CPU_CIFAR, **NARROW})
 
 # The CapsNet that the paper compares with is a re-implementation, trained as its own net is.
 AS_CHOI = {"epochs": 20, "batch_size": 100, "val_fraction": 0.1, "eval_weights": "best"}
-CAPSNET = Run("sabour2017_mnist", {**AS_CHOI, "augmentation": "choi2019.mnist"}, {**DIGITS, **NARROW_CAPSNET})
-CAPSNET_PLUS = CAPSNET.but(augmentation="choi2019.mnist+")
+CAPSNET = Run("sabour2017_mnist", {**AS_CHOI, "augmentation": "choi2019.mnist"}, {**CPU_DIGITS, **NARROW_CAPSNET})
+CAPSNET_PLUS = CAPSNET.replace(augmentation="choi2019.mnist+")
 CAPSNET_AFFNIST = Run(
     "sabour2017_affnist",
     {"val_fraction": 0.1, "eval_weights": "best"},
-    {**DIGITS, **NARROW_CAPSNET, "test_data": "affnist-style", "max_test_images": 5_000},
+    {**CPU_DIGITS, **NARROW_CAPSNET, "test_data": "affnist-style", "max_test_images": 5_000},
 )
 CAPSNET_C10 = Run(
     "sabour2017_mnist",
     {**AS_CHOI, "epochs": 200, "data": "cifar10", "augmentation": "choi2019.cifar10", "image": (3, 32, 32)},
-    {**CIFAR, **NARROW_CAPSNET},
+    {**CPU_CIFAR, **NARROW_CAPSNET},
 )
-CAPSNET_C10_PLUS = CAPSNET_C10.but(augmentation="choi2019.cifar10+")
+CAPSNET_C10_PLUS = CAPSNET_C10.replace(augmentation="choi2019.cifar10+")
 
 
-def _seven(name: str, run: Run) -> Measure:
-    return Measure(
-        f"choi2019-{name}", ensemble, {"nets": run}, members=7, options={"data": "cifar10"}, smoke={"images": 32}
+def _seven(name: str, run: Run) -> Measurement:
+    return Measurement(
+        f"choi2019-{name}",
+        measure_ensemble,
+        {"nets": run},
+        ensemble_size=7,
+        options={"data": "cifar10"},
+        smoke={"n_images": 32},
     )
 
 
@@ -63,7 +69,7 @@ TABLE_1 = Item(
     "Test accuracy of CapsNet and AR CapsNet, without (plain) and with (+) augmentation.",
     columns=dict.fromkeys(("MNIST", "MNIST+", "affNIST", "C10", "C10+"), ACCURACY),
     rows=(
-        Row(
+        TableRow(
             "CapsuleNet",
             {
                 "MNIST": Cell(Published(99.45, note=OWN_RUN), CAPSNET, "accuracy"),
@@ -77,8 +83,8 @@ TABLE_1 = Item(
                 "C10+": Cell(Published(69.6, note=OWN_RUN), CAPSNET_C10_PLUS, "accuracy"),
             },
         ),
-        Row("CapsuleNet, 7 models", {"C10+": Cell(89.4, CAPSNET_7_PLUS, "accuracy")}),
-        Row(
+        TableRow("CapsuleNet, 7 models", {"C10+": Cell(89.4, CAPSNET_7_PLUS, "accuracy")}),
+        TableRow(
             "AR CapsNet",
             {
                 "MNIST": Cell(Published(99.46, note="the text says 99.45"), MNIST, "accuracy"),
@@ -88,7 +94,7 @@ TABLE_1 = Item(
                 "C10+": Cell(88.61, C10_PLUS, "accuracy"),
             },
         ),
-        Row(
+        TableRow(
             "AR CapsNet, 7 models",
             {"C10": Cell(88.94, OURS_7, "accuracy"), "C10+": Cell(90.11, OURS_7_PLUS, "accuracy")},
         ),
@@ -124,7 +130,7 @@ _TYPO = "the progression 7.7, ., 8.9, 9.6M forces 8.3M"
 
 
 def _depth(run: Run, depth: int, dim: int) -> Run:
-    return run if (depth, dim) == (4, 32) else run.but(depth=depth, dim=dim)
+    return run if (depth, dim) == (4, 32) else run.replace(depth=depth, dim=dim)
 
 
 TABLE_2 = Item(
@@ -133,14 +139,14 @@ TABLE_2 = Item(
     "CIFAR-10 by the number of convolutional capsule layers L and the capsules' dimension D.",
     columns={"C10": ACCURACY, "C10+": ACCURACY, "size": "parameters"},
     rows=tuple(
-        Row(
+        TableRow(
             f"L = {depth}, D = {dim}",
             {
                 "C10": Cell(plain, _depth(C10, depth, dim), "accuracy"),
                 "C10+": Cell(plus, _depth(C10_PLUS, depth, dim), "accuracy"),
                 "size": Cell(
                     Published(size * 1e6, note=_TYPO if (depth, dim) == (2, 32) else ""),
-                    Parameters(_depth(C10, depth, dim)),
+                    ParameterCount(_depth(C10, depth, dim)),
                 ),
             },
         )
@@ -153,12 +159,12 @@ TABLE_2 = Item(
     notes=("The paper counts the moving averages of batch norms as parameters, 256 numbers; they are none here.",),
 )
 
-TIMES = Measure(
+TIMES = Measurement(
     "choi2019-cost",
     epoch_seconds,
-    options={"nets": {"AR CapsNet": "choi2019_mnist", "CapsuleNet": "sabour2017_mnist"}},
-    smoke={"batch": 8, "repeat": 1},
-    once=True,
+    options={"models": {"AR CapsNet": "choi2019_mnist", "CapsuleNet": "sabour2017_mnist"}},
+    smoke={"batch_size": 8, "repeats": 1},
+    seed_independent=True,
 )
 COST = Item(
     "cost",
@@ -166,16 +172,16 @@ COST = Item(
     "Parameters, and seconds of a training epoch on MNIST, of AR CapsNet and CapsNet in the papers' sizes.",
     columns={"MNIST": "parameters", "CIFAR-10": "parameters", "epoch": "seconds", "ratio": "times AR CapsNet's"},
     rows=(
-        Row(
+        TableRow(
             "CapsuleNet",
             {
-                "MNIST": Cell(8.21e6, Parameters(CAPSNET)),
-                "CIFAR-10": Cell(11.74e6, Parameters(CAPSNET_C10)),
+                "MNIST": Cell(8.21e6, ParameterCount(CAPSNET)),
+                "CIFAR-10": Cell(11.74e6, ParameterCount(CAPSNET_C10)),
                 "epoch": Cell(199.5, TIMES, "CapsuleNet"),
                 "ratio": Cell(5.36, TIMES, "ratio"),
             },
         ),
-        Row(
+        TableRow(
             "AR CapsNet",
             {
                 "MNIST": Cell(
@@ -183,9 +189,9 @@ COST = Item(
                         5.31e6,
                         note="'less than half the parameters' (introduction) contradicts the 0.65 of the abstract",
                     ),
-                    Parameters(MNIST),
+                    ParameterCount(MNIST),
                 ),
-                "CIFAR-10": Cell(9.6e6, Parameters(C10)),
+                "CIFAR-10": Cell(9.6e6, ParameterCount(C10)),
                 "epoch": Cell(37.2, TIMES, "AR CapsNet"),
             },
         ),
@@ -198,24 +204,26 @@ COST = Item(
     ),
 )
 
-FIG_3_MEASURE = Measure("choi2019-fig3", perturbations, {"net": PLUS})
+FIG_3_MEASURE = Measurement("choi2019-fig3", measure_perturbation, {"net": PLUS})
 FIG_3 = Item(
     "fig3",
     "Figure 3",
     "Dimensions of the right capsule moved by -0.25 to 0.25 times the root of D, and decoded.",
     columns={"change": "squared, both ends"},
     rows=(
-        Row("the dimension that changes most", {"change": Cell(None, FIG_3_MEASURE, "most")}),
-        Row("the dimension that changes least", {"change": Cell(None, FIG_3_MEASURE, "least")}),
+        TableRow("the dimension that changes most", {"change": Cell(None, FIG_3_MEASURE, "largest_change")}),
+        TableRow("the dimension that changes least", {"change": Cell(None, FIG_3_MEASURE, "smallest_change")}),
     ),
-    draw=partial(draw_measured_perturbation, FIG_3_MEASURE, most=10),
+    draw=partial(draw_measured_perturbation, FIG_3_MEASURE, n_dimensions=10),
     notes=("The paper shows pictures only; the numbers are ours.",),
 )
 
 
-def _measured(name: str, run: Run, before_tanh: bool = False) -> Measure:
+def _measured(name: str, run: Run, before_tanh: bool = False) -> Measurement:
     options = {"before_tanh": True} if before_tanh else {}
-    return Measure(name, alignment, {"net": run}, options=options, cpu={"images": 1_000}, smoke={"images": 40})
+    return Measurement(
+        name, measure_alignment_ratios, {"net": run}, options=options, cpu={"n_images": 1_000}, smoke={"n_images": 40}
+    )
 
 
 ALIGNED = _measured("choi2019-table3", MNIST)
@@ -234,7 +242,7 @@ _WRONG_AXIS = (
 )
 
 
-def _aligned(label: str, measure: Measure, key: str, note: str = "") -> Row:
+def _aligned(label: str, measure: Measurement, key: str, note: str = "") -> TableRow:
     printed = _PRINTED.get(label)
     cells = {}
     for number, way in enumerate(_WAYS):
@@ -242,7 +250,7 @@ def _aligned(label: str, measure: Measure, key: str, note: str = "") -> Row:
         if note:
             value = Published(0.311, 0.262, note)
         cells[way] = Cell(value, measure, f"{key} {way}")
-    return Row(label, cells, alike="a digit" if label.isdigit() else label.split(",")[0])
+    return TableRow(label, cells, variance_group="a digit" if label.isdigit() else label.split(",")[0])
 
 
 TABLE_3 = Item(
@@ -277,21 +285,21 @@ FIG_4 = Item(
     "Cosines between the directions of opposite transformations: -1 where a capsule goes the other way.",
     columns={"plain": "", "with augmentation": ""},
     rows=(
-        Row(
+        TableRow(
             "mean cosine",
             {
                 "plain": Cell(None, ALIGNED, "cosine_mean"),
                 "with augmentation": Cell(None, ALIGNED_PLUS, "cosine_mean"),
             },
         ),
-        Row(
+        TableRow(
             "below -0.5, %",
             {
                 "plain": Cell(None, ALIGNED, "cosine_below_minus_half"),
                 "with augmentation": Cell(None, ALIGNED_PLUS, "cosine_below_minus_half"),
             },
         ),
-        Row(
+        TableRow(
             "above 0.5, %",
             {
                 "plain": Cell(None, ALIGNED, "cosine_above_half"),
@@ -306,12 +314,14 @@ FIG_4 = Item(
     ),
 )
 
-PATHS = Measure("choi2019-fig5", paths, {"net": MNIST}, cpu={"images": 300}, smoke={"images": 20})
+PATHS = Measurement(
+    "choi2019-fig5", measure_capsule_paths, {"net": MNIST}, cpu={"n_images": 300}, smoke={"n_images": 20}
+)
 FIG_5 = Item(
     "fig5",
     "Figure 5",
     "What cosines of -1 and 1 mean: real capsules as their images are transformed either way.",
-    measures=(PATHS,),
+    measurements=(PATHS,),
     draw=partial(draw_capsule_paths, PATHS),
     notes=("The paper draws a schematic; these are the capsules of test images.",),
 )
@@ -319,13 +329,13 @@ FIG_5 = Item(
 PAPER = Paper(
     "choi2019",
     "J. Choi, H. Seo, S. Im, M. Kang: Attention Routing Between Capsules. ICCV workshops 2019, arXiv:1907.01750.",
-    claimed=(
+    summary=(
         "Attention in place of iterations, and a capsule activation, keep MNIST's accuracy with 0.65 of the "
         "parameters and a fifth of the time, are much better on CIFAR-10, and give capsules that move along one "
         "direction for each transformation."
     ),
     cost="MNIST: 20 epochs of 60,000 images, some 4 minutes each on two cores here; CIFAR-10: 200 epochs.",
-    scale=(
+    cpu_scale=(
         "a quarter of the channels and half of the capsule types (16 and 4; CapsNet 64 and 8), 20,000 training "
         "images of which a tenth is held out, 4 epochs; CIFAR-10 10,000 images, 5 epochs; one-cycle rates; alignment "
         "on 1,000 test digits."
@@ -336,3 +346,4 @@ PAPER = Paper(
     ),
     items=(TABLE_1, TABLE_2, COST, FIG_3, TABLE_3, FIG_4, FIG_5),
 )
+PAPERS.register(PAPER.name, PAPER)

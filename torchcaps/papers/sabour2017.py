@@ -6,30 +6,36 @@
 
 from functools import partial
 
+from torchcaps.papers import PAPERS
 from torchcaps.papers.measures.decoding import (
     draw_measured_perturbation,
-    draw_measured_reconstructions,
+    draw_measured_reconstruction,
     draw_measured_segmentation,
-    perturbations,
-    reconstructions,
-    segmentations,
+    measure_perturbation,
+    measure_reconstruction,
+    measure_segmentation,
 )
-from torchcaps.papers.measures.geometry import draw_logits, draw_two_domains, logits, two_domains
-from torchcaps.papers.measures.training import draw_curves, ensemble
-from torchcaps.papers.settings import CIFAR, DIGITS, NARROW_CAPSNET, NARROW_CNN
-from torchcaps.reproduce.schema import Cell, Claim, Item, Measure, Paper, Published, Row, Run
+from torchcaps.papers.measures.geometry import (
+    draw_affine_robustness,
+    draw_logit_changes,
+    measure_affine_robustness,
+    measure_logit_changes,
+)
+from torchcaps.papers.measures.training import draw_curves, measure_ensemble
+from torchcaps.reproduce.scales import CPU_CIFAR, CPU_DIGITS, NARROW_CAPSNET, NARROW_CNN
+from torchcaps.reproduce.schema import Cell, Claim, Item, Measurement, Paper, Published, Run, TableRow
 from torchcaps.routing import Dynamic
 
 __all__ = ["PAPER"]
 
-MNIST = Run("sabour2017_mnist", cpu={**DIGITS, **NARROW_CAPSNET})
-CNN = Run("sabour2017_cnn_mnist", cpu={**DIGITS, **NARROW_CNN})
-PAIRS = {"steps": 1_500, "max_test_images": 5_000, "lr_schedule": DIGITS["lr_schedule"]}
+MNIST = Run("sabour2017_mnist", cpu={**CPU_DIGITS, **NARROW_CAPSNET})
+CNN = Run("sabour2017_cnn_mnist", cpu={**CPU_DIGITS, **NARROW_CNN})
+PAIRS = {"steps": 1_500, "max_test_images": 5_000, "lr_schedule": CPU_DIGITS["lr_schedule"]}
 MULTI = Run("sabour2017_multimnist", cpu={**PAIRS, **NARROW_CAPSNET})
 MULTI_CNN = Run("sabour2017_cnn_multimnist", cpu={**PAIRS, "width": 96, "features": 1_024})
 # For what is looked at rather than compared: decodes are blurred after as many steps as the tables have.
-LONG_MNIST = MNIST.but(cpu={"max_train_images": None, "epochs": 6})
-LONG_MULTI = MULTI.but(cpu={"steps": 4_500})
+LONG_MNIST = MNIST.replace(cpu={"max_train_images": None, "epochs": 6})
+LONG_MULTI = MULTI.replace(cpu={"steps": 4_500})
 _LONG = (
     "At the scale cpu this net is trained on all 60,000 images for 6 epochs, four times as long as those of Table 1."
 )
@@ -40,23 +46,23 @@ TABLE_1 = Item(
     "Test error of CapsNet on MNIST and MultiMNIST, by routing iterations, with and without reconstruction.",
     columns={"MNIST": "test error, %", "MultiMNIST": "test error, %"},
     rows=(
-        Row("Baseline CNN", {"MNIST": Cell(0.39, CNN), "MultiMNIST": Cell(8.1, MULTI_CNN)}),
-        Row(
+        TableRow("Baseline CNN", {"MNIST": Cell(0.39, CNN), "MultiMNIST": Cell(8.1, MULTI_CNN)}),
+        TableRow(
             "CapsNet, 1 iteration, no reconstruction",
-            {"MNIST": Cell(Published(0.34, 0.032), MNIST.but(routing=Dynamic(1), reconstruction=False))},
+            {"MNIST": Cell(Published(0.34, 0.032), MNIST.replace(routing=Dynamic(1), reconstruction=False))},
         ),
-        Row(
+        TableRow(
             "CapsNet, 1 iteration, reconstruction",
             {
-                "MNIST": Cell(Published(0.29, 0.011), MNIST.but(routing=Dynamic(1))),
-                "MultiMNIST": Cell(7.5, MULTI.but(routing=Dynamic(1))),
+                "MNIST": Cell(Published(0.29, 0.011), MNIST.replace(routing=Dynamic(1))),
+                "MultiMNIST": Cell(7.5, MULTI.replace(routing=Dynamic(1))),
             },
         ),
-        Row(
+        TableRow(
             "CapsNet, 3 iterations, no reconstruction",
-            {"MNIST": Cell(Published(0.35, 0.036), MNIST.but(reconstruction=False))},
+            {"MNIST": Cell(Published(0.35, 0.036), MNIST.replace(reconstruction=False))},
         ),
-        Row(
+        TableRow(
             "CapsNet, 3 iterations, reconstruction",
             {
                 "MNIST": Cell(Published(0.25, 0.005), MNIST),
@@ -105,8 +111,8 @@ TABLE_1 = Item(
     ),
 )
 
-FIG_3_MEASURE = Measure(
-    "sabour2017-fig3", reconstructions, {"net": LONG_MNIST}, cpu={"images": 10_000}, smoke={"images": 32}
+FIG_3_MEASURE = Measurement(
+    "sabour2017-fig3", measure_reconstruction, {"net": LONG_MNIST}, cpu={"n_images": 10_000}, smoke={"n_images": 32}
 )
 FIG_3 = Item(
     "fig3",
@@ -115,36 +121,40 @@ FIG_3 = Item(
     "prediction.",
     columns={"squared error": "sum over pixels"},
     rows=(
-        Row("all test images, by label", {"squared error": Cell(None, FIG_3_MEASURE, "squared_error")}),
-        Row(
+        TableRow("all test images, by label", {"squared error": Cell(None, FIG_3_MEASURE, "squared_error")}),
+        TableRow(
             "failures, by label",
-            {"squared error": Cell(None, FIG_3_MEASURE, "squared_error_of_wrong_by_label")},
+            {"squared error": Cell(None, FIG_3_MEASURE, "squared_error_of_incorrect_by_label")},
         ),
-        Row(
+        TableRow(
             "failures, by prediction",
-            {"squared error": Cell(None, FIG_3_MEASURE, "squared_error_of_wrong_by_prediction")},
+            {"squared error": Cell(None, FIG_3_MEASURE, "squared_error_of_incorrect_by_prediction")},
         ),
     ),
-    draw=partial(draw_measured_reconstructions, FIG_3_MEASURE),
+    draw=partial(draw_measured_reconstruction, FIG_3_MEASURE),
     notes=(_LONG, "The paper shows pictures only; the numbers are ours."),
 )
 
-FIG_4_MEASURE = Measure("sabour2017-fig4", perturbations, {"net": LONG_MNIST})
+FIG_4_MEASURE = Measurement("sabour2017-fig4", measure_perturbation, {"net": LONG_MNIST})
 FIG_4 = Item(
     "fig4",
     "Figure 4",
     "Each of the 16 dimensions of the right capsule moved by -0.25 to 0.25, and decoded.",
     columns={"change": "squared, both ends"},
     rows=(
-        Row("the dimension that changes most", {"change": Cell(None, FIG_4_MEASURE, "most")}),
-        Row("the dimension that changes least", {"change": Cell(None, FIG_4_MEASURE, "least")}),
+        TableRow("the dimension that changes most", {"change": Cell(None, FIG_4_MEASURE, "largest_change")}),
+        TableRow("the dimension that changes least", {"change": Cell(None, FIG_4_MEASURE, "smallest_change")}),
     ),
     draw=partial(draw_measured_perturbation, FIG_4_MEASURE),
     notes=(_LONG, "The paper shows pictures only; the numbers are ours."),
 )
 
-FIG_5_MEASURE = Measure(
-    "sabour2017-fig5", segmentations, {"net": LONG_MULTI}, cpu={"images": 2_000}, smoke={"images": 32, "shown": 4}
+FIG_5_MEASURE = Measurement(
+    "sabour2017-fig5",
+    measure_segmentation,
+    {"net": LONG_MULTI},
+    cpu={"n_images": 2_000},
+    smoke={"n_images": 32, "n_shown": 4},
 )
 FIG_5 = Item(
     "fig5",
@@ -152,25 +162,28 @@ FIG_5 = Item(
     "Two overlapping digits decoded one by one, in two colours; wrong ones by label and by prediction; absent classes.",
     columns={"overlap": "intersection over union, %"},
     rows=(
-        Row("decodes by label", {"overlap": Cell(None, FIG_5_MEASURE, "by_label")}),
-        Row("decodes by prediction", {"overlap": Cell(None, FIG_5_MEASURE, "by_prediction")}),
-        Row("by label, both digits recognised", {"overlap": Cell(None, FIG_5_MEASURE, "by_label_when_right")}),
-        Row("by label, one or both mistaken", {"overlap": Cell(None, FIG_5_MEASURE, "by_label_when_wrong")}),
-        Row("ink given to the digit whose decode is darker there", {"overlap": Cell(None, FIG_5_MEASURE, "by_darker")}),
-        Row("all ink given to both digits", {"overlap": Cell(None, FIG_5_MEASURE, "baseline")}),
+        TableRow("decodes by label", {"overlap": Cell(None, FIG_5_MEASURE, "by_label")}),
+        TableRow("decodes by prediction", {"overlap": Cell(None, FIG_5_MEASURE, "by_prediction")}),
+        TableRow("by label, both digits recognised", {"overlap": Cell(None, FIG_5_MEASURE, "by_label_if_correct")}),
+        TableRow("by label, one or both mistaken", {"overlap": Cell(None, FIG_5_MEASURE, "by_label_if_incorrect")}),
+        TableRow(
+            "ink given to the digit whose decode is darker there",
+            {"overlap": Cell(None, FIG_5_MEASURE, "by_intensity")},
+        ),
+        TableRow("all ink given to both digits", {"overlap": Cell(None, FIG_5_MEASURE, "baseline")}),
     ),
     claims=(
         Claim(
             "decodes tell overlapping digits apart better than all of the ink would",
             ("decodes by label", "overlap"),
             ("all ink given to both digits", "overlap"),
-            lower=False,
+            lower_is_better=False,
         ),
         Claim(
             "decodes say which of the two digits ink belongs to",
             ("ink given to the digit whose decode is darker there", "overlap"),
             ("all ink given to both digits", "overlap"),
-            lower=False,
+            lower_is_better=False,
         ),
     ),
     draw=partial(draw_measured_segmentation, FIG_5_MEASURE),
@@ -195,14 +208,14 @@ STOPPED = {
 AFFINE = Run("sabour2017_affnist", EARLY, {**STOPPED, **NARROW_CAPSNET})
 AFFINE_CNN = Run("sabour2017_cnn_affnist", EARLY, {**STOPPED, "width": 104})  # 1.8M parameters, as CapsNet has
 DOMAINS = {
-    label: Measure(
+    label: Measurement(
         f"sabour2017-sec52-{name}",
-        two_domains,
+        measure_affine_robustness,
         {"net": run},
-        cpu={"images": 5_000, "affine": 5_000, "sweep": 500},
-        smoke={"images": 32, "affine": 32, "sweep": 16},
-        data=("expanded-mnist", "affnist"),
-        seconds=50,
+        cpu={"n_images": 5_000, "n_affine": 5_000, "n_sweep": 500},
+        smoke={"n_images": 32, "n_affine": 32, "n_sweep": 16},
+        datasets=("expanded-mnist", "affnist"),
+        estimated_seconds=50,
     )
     for label, name, run in (("CapsNet", "capsnet", AFFINE), ("CNN", "cnn", AFFINE_CNN))
 }
@@ -212,14 +225,14 @@ SECTION_52 = Item(
     "Trained on digits at random places and stopped at the same accuracy there, tested on affinely transformed digits.",
     columns={"expanded MNIST": "test accuracy, %", "affNIST": "test accuracy, %", "stopped after": "steps"},
     rows=tuple(
-        Row(
+        TableRow(
             label,
             {
                 "expanded MNIST": Cell(published[0], DOMAINS[label], "expanded"),
                 "affNIST": Cell(published[1], DOMAINS[label], "affine"),
                 "stopped after": Cell(None, DOMAINS[label], "steps"),
             },
-            alike="nets",
+            variance_group="nets",
         )
         for label, published in (("CapsNet", (99.23, 79.0)), ("CNN", (99.22, 66.0)))
     ),
@@ -228,10 +241,10 @@ SECTION_52 = Item(
             "CapsNet is the more robust of the two to affine transformations",
             ("CapsNet", "affNIST"),
             ("CNN", "affNIST"),
-            lower=False,
+            lower_is_better=False,
         ),
     ),
-    draw=partial(draw_two_domains, DOMAINS),
+    draw=partial(draw_affine_robustness, DOMAINS),
     notes=(
         "The paper does not describe its CNN; ours has as many parameters as CapsNet, pooling and dropout.",
         "At the scale cpu the test set is affnist-style, which is made here; the official files are for the full "
@@ -240,16 +253,16 @@ SECTION_52 = Item(
     ),
 )
 
-CIFAR_NET = {**CIFAR, **NARROW_CAPSNET}
+CIFAR_NET = {**CPU_CIFAR, **NARROW_CAPSNET}
 CIFAR_3 = Run("sabour2017_cifar10", cpu=CIFAR_NET)
-CIFAR_1 = CIFAR_3.but(routing=Dynamic(1, leak=True))
-SEVEN = Measure(
+CIFAR_1 = CIFAR_3.replace(routing=Dynamic(1, leak=True))
+SEVEN = Measurement(
     "sabour2017-sec7-ensemble",
-    ensemble,
+    measure_ensemble,
     {"nets": CIFAR_3},
-    members=7,
+    ensemble_size=7,
     options={"data": "cifar10"},
-    smoke={"images": 32},
+    smoke={"n_images": 32},
 )
 SECTION_7 = Item(
     "sec7",
@@ -258,10 +271,10 @@ SECTION_7 = Item(
     "net.",
     columns={"error": "test error, %"},
     rows=(
-        Row("CIFAR-10, one model", {"error": Cell(None, CIFAR_3)}),
-        Row("CIFAR-10, 7 models", {"error": Cell(10.6, SEVEN, "error")}),
-        Row("smallNORB", {"error": Cell(2.7, Run("sabour2017_smallnorb", cpu={**DIGITS, **NARROW_CAPSNET}))}),
-        Row("SVHN, small net", {"error": Cell(4.3, Run("sabour2017_svhn", cpu=DIGITS))}),
+        TableRow("CIFAR-10, one model", {"error": Cell(None, CIFAR_3)}),
+        TableRow("CIFAR-10, 7 models", {"error": Cell(10.6, SEVEN, "error")}),
+        TableRow("smallNORB", {"error": Cell(2.7, Run("sabour2017_smallnorb", cpu={**CPU_DIGITS, **NARROW_CAPSNET}))}),
+        TableRow("SVHN, small net", {"error": Cell(4.3, Run("sabour2017_svhn", cpu=CPU_DIGITS))}),
     ),
     claims=(
         Claim("seven models are better than one", ("CIFAR-10, 7 models", "error"), ("CIFAR-10, one model", "error")),
@@ -273,8 +286,12 @@ SECTION_7 = Item(
     ),
 )
 
-A_1 = Measure(
-    "sabour2017-figA1", logits, {"net": LONG_MNIST}, cpu={"images": 500}, smoke={"images": 16, "iterations": 3}
+A_1 = Measurement(
+    "sabour2017-figA1",
+    measure_logit_changes,
+    {"net": LONG_MNIST},
+    cpu={"n_images": 500},
+    smoke={"n_images": 16, "iterations": 3},
 )
 FIG_A1 = Item(
     "figa1",
@@ -282,7 +299,7 @@ FIG_A1 = Item(
     "Mean change of a routing logit in each iteration, with more iterations than the net was trained with.",
     columns={"untrained": "mean |change|", "trained": "mean |change|", "couplings, trained": "mean |change|"},
     rows=tuple(
-        Row(
+        TableRow(
             f"iteration {number}",
             {
                 "untrained": Cell(None, A_1, f"untrained {number}"),
@@ -299,7 +316,7 @@ FIG_A1 = Item(
             ("iteration 1", "trained"),
         ),
     ),
-    draw=partial(draw_logits, A_1),
+    draw=partial(draw_logit_changes, A_1),
     notes=(
         _LONG,
         "The paper reads 0.007 off the second pass after 500 epochs and about 1e-5 off the fifth.",
@@ -314,8 +331,8 @@ FIG_A2 = Item(
     "Training loss on CIFAR-10 with one and with three routing iterations.",
     columns={"CIFAR-10": "test error, %"},
     rows=(
-        Row("1 iteration", {"CIFAR-10": Cell(None, CIFAR_1)}),
-        Row("3 iterations", {"CIFAR-10": Cell(None, CIFAR_3)}),
+        TableRow("1 iteration", {"CIFAR-10": Cell(None, CIFAR_1)}),
+        TableRow("3 iterations", {"CIFAR-10": Cell(None, CIFAR_3)}),
     ),
     draw=partial(draw_curves, columns=("CIFAR-10",), key="train_loss"),
     notes=("The paper shows a curve of the training loss; its numbers are not in the text.",),
@@ -324,7 +341,7 @@ FIG_A2 = Item(
 PAPER = Paper(
     "sabour2017",
     "S. Sabour, N. Frosst, G. E. Hinton: Dynamic Routing Between Capsules. NeurIPS 2017, arXiv:1710.09829.",
-    claimed=(
+    summary=(
         "Routing by agreement with reconstruction reaches 0.25 % on MNIST with three layers, tells overlapping digits "
         "apart far better than a convolutional net, and is more robust to affine transformations."
     ),
@@ -332,7 +349,7 @@ PAPER = Paper(
         "MNIST: 300,000 steps of 128 images; on two cores of 2020 about 1 second each, four days a run. The scale cpu "
         "takes about an hour for Table 1 with two seeds."
     ),
-    scale=(
+    cpu_scale=(
         "a quarter of the channels and capsule types (64 and 8; baselines 32 or 64 channels), 20,000 training images "
         "and 4 epochs on MNIST, 1,500 steps on MultiMNIST, 10,000 images and 5 epochs on "
         "CIFAR-10; one-cycle rates. Section 5.2 stops at 97 % instead of 99.2 %."
@@ -344,3 +361,4 @@ PAPER = Paper(
     ),
     items=(TABLE_1, FIG_3, FIG_4, FIG_5, SECTION_52, SECTION_7, FIG_A1, FIG_A2),
 )
+PAPERS.register(PAPER.name, PAPER)

@@ -7,24 +7,25 @@
 from functools import partial
 
 from torchcaps.models.recipe import LossConfig, OptimizerConfig
-from torchcaps.papers.measures.cost import draw_iteration_cost, iteration_cost, net_cost
+from torchcaps.papers import PAPERS
+from torchcaps.papers.measures.cost import draw_iteration_cost, iteration_cost, model_cost
 from torchcaps.papers.measures.training import draw_curves
-from torchcaps.papers.settings import CIFAR
-from torchcaps.reproduce.schema import Cell, Claim, Item, Measure, Paper, Parameters, Published, Row, Run
+from torchcaps.reproduce.scales import CPU_CIFAR
+from torchcaps.reproduce.schema import Cell, Claim, Item, Measurement, Paper, ParameterCount, Published, Run, TableRow
 from torchcaps.routing import EM, Dynamic, InvertedAttention
 
 __all__ = ["PAPER"]
 
-SIMPLE = {**CIFAR, "types": 8, "width": 64}
-RESNET = {**CIFAR, "types": 8, "width": 64, "stages": ((32, 1),), "blocks": 2}
+SIMPLE = {**CPU_CIFAR, "types": 8, "width": 64}
+RESNET = {**CPU_CIFAR, "types": 8, "width": 64, "stages": ((32, 1),), "blocks": 2}
 SPREAD = LossConfig("spread", margin_schedule="linear", margin_steps=395)  # all steps of these runs
 ACCURACY = "test accuracy, %"
 
 INVERTED = Run("tsai2020_cifar10", cpu=SIMPLE)
 DYNAMIC = Run("tsai2020_dynamic_cifar10", cpu=SIMPLE)
 EXPECTED = Run("tsai2020_em_cifar10", cpu={**SIMPLE, "loss": SPREAD})
-CNN = Run("tsai2020_cnn_cifar10", cpu={**CIFAR, "width": 256})
-RESNET18 = Run("tsai2020_resnet18_cifar10", cpu={**CIFAR, "width": 16})
+CNN = Run("tsai2020_cnn_cifar10", cpu={**CPU_CIFAR, "width": 256})
+RESNET18 = Run("tsai2020_resnet18_cifar10", cpu={**CPU_CIFAR, "width": 16})
 
 _BEST_OF = (
     "the best of one to five iterations and of all epochs on the test images; the authors' README has means of 94.85 "
@@ -62,17 +63,17 @@ def _hundred(model: str, ten: Run) -> Run:
     return Run(model, cpu=ten.cpu)
 
 
-def _table_row(label: str) -> Row:
+def _table_row(label: str) -> TableRow:
     run, hundred, ten, hundreds = _ROWS[label]
     other = _hundred(hundred, run)
     note = _BEST_OF if label == "Inverted attention, ResNet" else ""
-    return Row(
+    return TableRow(
         label,
         {
             "CIFAR-10": Cell(Published(ten[0], note=note), run, "accuracy"),
-            "size, CIFAR-10": Cell(ten[1] * 1e6, Parameters(run)),
+            "size, CIFAR-10": Cell(ten[1] * 1e6, ParameterCount(run)),
             "CIFAR-100": Cell(Published(hundreds[0], note=note), other, "accuracy"),
-            "size, CIFAR-100": Cell(hundreds[1] * 1e6, Parameters(other)),
+            "size, CIFAR-100": Cell(hundreds[1] * 1e6, ParameterCount(other)),
         },
     )
 
@@ -93,19 +94,19 @@ TABLE_1 = Item(
             "inverted attention is better than dynamic routing",
             ("Inverted attention, simple", "CIFAR-10"),
             ("Dynamic routing, simple", "CIFAR-10"),
-            lower=False,
+            lower_is_better=False,
         ),
         Claim(
             "inverted attention is better than EM routing",
             ("Inverted attention, simple", "CIFAR-10"),
             ("EM routing, simple", "CIFAR-10"),
-            lower=False,
+            lower_is_better=False,
         ),
         Claim(
             "the baseline CNN is better than capsules on a simple backbone",
             ("Baseline CNN", "CIFAR-10"),
             ("Inverted attention, simple", "CIFAR-10"),
-            lower=False,
+            lower_is_better=False,
         ),
     ),
     notes=(
@@ -125,7 +126,7 @@ _KINDS = (
 
 
 def _iterated(run: Run, kind: type, count: int, own: int) -> Run:
-    return run if count == own else run.but(routing=kind(count))
+    return run if count == own else run.replace(routing=kind(count))
 
 
 FIG_4 = Item(
@@ -134,7 +135,7 @@ FIG_4 = Item(
     "Three routings with one to five iterations on the simple backbone: accuracy, and in the figure error over epochs.",
     columns={"CIFAR-10": ACCURACY},
     rows=tuple(
-        Row(
+        TableRow(
             f"{label}, {count} iteration{'s' * (count > 1)}",
             {"CIFAR-10": Cell(None, _iterated(run, kind, count, own), "accuracy")},
         )
@@ -146,19 +147,19 @@ FIG_4 = Item(
             "EM routing is best with two iterations: better than with one",
             ("EM routing, 2 iterations", "CIFAR-10"),
             ("EM routing, 1 iteration", "CIFAR-10"),
-            lower=False,
+            lower_is_better=False,
         ),
         Claim(
             "EM routing is best with two iterations: better than with three",
             ("EM routing, 2 iterations", "CIFAR-10"),
             ("EM routing, 3 iterations", "CIFAR-10"),
-            lower=False,
+            lower_is_better=False,
         ),
         Claim(
             "inverted attention gains from a second iteration",
             ("Inverted attention, 2 iterations", "CIFAR-10"),
             ("Inverted attention, 1 iteration", "CIFAR-10"),
-            lower=False,
+            lower_is_better=False,
         ),
     ),
     draw=partial(draw_curves, columns=("CIFAR-10",), groups=tuple(label for label, *_ in _KINDS)),
@@ -167,10 +168,10 @@ FIG_4 = Item(
 
 _B = {"model_options": {"schedule": "sequential"}}
 _ABLATIONS = {
-    "the paper's": lambda count: INVERTED if count == 2 else INVERTED.but(routing=InvertedAttention(count)),
-    "A, no layer norm": lambda count: INVERTED.but(routing=InvertedAttention(count, normalize=False)),
-    "B, sequential": lambda count: INVERTED.but(routing=InvertedAttention(count), **_B),
-    "C, activations as in EM": lambda count: INVERTED.but(routing=InvertedAttention(count, activations=True)),
+    "the paper's": lambda count: INVERTED if count == 2 else INVERTED.replace(routing=InvertedAttention(count)),
+    "A, no layer norm": lambda count: INVERTED.replace(routing=InvertedAttention(count, normalize=False)),
+    "B, sequential": lambda count: INVERTED.replace(routing=InvertedAttention(count), **_B),
+    "C, activations as in EM": lambda count: INVERTED.replace(routing=InvertedAttention(count, activations=True)),
 }
 ABLATIONS = Item(
     "ablations",
@@ -179,7 +180,7 @@ ABLATIONS = Item(
     "(C).",
     columns={"CIFAR-10": ACCURACY},
     rows=tuple(
-        Row(f"{label}, {count} iteration{'s' * (count > 1)}", {"CIFAR-10": Cell(None, make(count), "accuracy")})
+        TableRow(f"{label}, {count} iteration{'s' * (count > 1)}", {"CIFAR-10": Cell(None, make(count), "accuracy")})
         for label, make in _ABLATIONS.items()
         for count in ((2, 3) if label.startswith("B") else (1, 2) if label.startswith("C") else (1, 2, 3, 5))
     ),
@@ -188,19 +189,19 @@ ABLATIONS = Item(
             "layer norm is needed",
             ("the paper's, 2 iterations", "CIFAR-10"),
             ("A, no layer norm, 2 iterations", "CIFAR-10"),
-            lower=False,
+            lower_is_better=False,
         ),
         Claim(
             "concurrent routing is better than sequential",
             ("the paper's, 2 iterations", "CIFAR-10"),
             ("B, sequential, 2 iterations", "CIFAR-10"),
-            lower=False,
+            lower_is_better=False,
         ),
         Claim(
             "activations do not help",
             ("the paper's, 2 iterations", "CIFAR-10"),
             ("C, activations as in EM, 2 iterations", "CIFAR-10"),
-            lower=False,
+            lower_is_better=False,
         ),
     ),
     draw=partial(draw_curves, columns=("CIFAR-10",), groups=tuple(_ABLATIONS)),
@@ -212,15 +213,15 @@ ABLATIONS = Item(
     ),
 )
 
-COSTS = Measure(
+COSTS = Measurement(
     "tsai2020-fig4cost",
     iteration_cost,
     options={
-        "nets": {"dynamic": "tsai2020_dynamic_cifar10", "em": "tsai2020_em_cifar10", "inverted": "tsai2020_cifar10"}
+        "models": {"dynamic": "tsai2020_dynamic_cifar10", "em": "tsai2020_em_cifar10", "inverted": "tsai2020_cifar10"}
     },
-    cpu={"batch": 32},
-    smoke={"batch": 4, "repeat": 1, "iterations": 2},
-    once=True,
+    cpu={"batch_size": 32},
+    smoke={"batch_size": 4, "repeats": 1, "iterations": 2},
+    seed_independent=True,
     version=2,  # memory was estimated before it was measured
 )
 COST = Item(
@@ -233,12 +234,12 @@ COST = Item(
         for what, unit in (("inference", "ms a batch"), ("memory", "MiB"))
     },
     rows=tuple(
-        Row(
+        TableRow(
             f"{count} iteration{'s' * (count > 1)}",
             {
                 f"{label}, {what}": Cell(None, COSTS, f"{label.lower()} {key} {count}")
                 for label in ("dynamic", "EM", "inverted")
-                for what, key in (("inference", "seconds"), ("memory", "memory"))
+                for what, key in (("inference", "milliseconds"), ("memory", "memory"))
             },
         )
         for count in range(1, 6)
@@ -254,7 +255,7 @@ COST = Item(
 PAIRS = {
     "max_train_images": 20_000,
     "epochs": 8,
-    "lr_schedule": CIFAR["lr_schedule"],
+    "lr_schedule": CPU_CIFAR["lr_schedule"],
     "max_test_images": 5_000,
     "width": 64,
 }
@@ -274,29 +275,29 @@ _DIVERSE = {
         {**_POSES, "types": 32},
     ),
 }
-DIVERSE_COST = Measure(
+DIVERSE_COST = Measurement(
     "tsai2020-fig5cost",
-    net_cost,
-    options={"nets": {label: model for label, (model, *_) in _DIVERSE.items() if label != _BY_ADAM}},
-    cpu={"batch": 32},
-    smoke={"batch": 4, "repeat": 1},
-    once=True,
+    model_cost,
+    options={"models": {label: model for label, (model, *_) in _DIVERSE.items() if label != _BY_ADAM}},
+    cpu={"batch_size": 32},
+    smoke={"batch_size": 4, "repeats": 1},
+    seed_independent=True,
 )
 
 
-def _diverse_row(label: str) -> Row:
+def _diverse_row(label: str) -> TableRow:
     model, accuracy, size, narrow = _DIVERSE[label]
     run = Run(model, cpu={**PAIRS, **narrow})
     if label == _BY_ADAM:
-        return Row(
-            label, {"DiverseMultiMNIST": Cell(None, run.but(optimizer=OptimizerConfig("adam", 1e-3)), "accuracy")}
+        return TableRow(
+            label, {"DiverseMultiMNIST": Cell(None, run.replace(optimizer=OptimizerConfig("adam", 1e-3)), "accuracy")}
         )
-    return Row(
+    return TableRow(
         label,
         {
             "DiverseMultiMNIST": Cell(accuracy, run, "accuracy"),
-            "size": Cell(size, Parameters(Run(model))),
-            "inference": Cell(None, DIVERSE_COST, f"{label} seconds"),
+            "size": Cell(size, ParameterCount(Run(model))),
+            "inference": Cell(None, DIVERSE_COST, f"{label} milliseconds"),
             "memory": Cell(None, DIVERSE_COST, f"{label} memory"),
         },
     )
@@ -318,19 +319,19 @@ FIG_5 = Item(
             "inverted attention is better than dynamic routing",
             ("CapsNet, vectors", "DiverseMultiMNIST"),
             (_BY_ADAM, "DiverseMultiMNIST"),
-            lower=False,
+            lower_is_better=False,
         ),
         Claim(
             "capsules are better than a CNN of the same size",
             ("CapsNet, vectors", "DiverseMultiMNIST"),
             ("CNN, fully connected", "DiverseMultiMNIST"),
-            lower=False,
+            lower_is_better=False,
         ),
         Claim(
             "many matrices are better than vectors",
             ("CapsNet, matrices, 42M", "DiverseMultiMNIST"),
             ("CapsNet, vectors", "DiverseMultiMNIST"),
-            lower=False,
+            lower_is_better=False,
         ),
     ),
     draw=partial(draw_curves, columns=("DiverseMultiMNIST",)),
@@ -351,13 +352,13 @@ PAPER = Paper(
     "tsai2020",
     "Y.-H. H. Tsai, N. Srivastava, H. Goh, R. Salakhutdinov: Capsules with Inverted Dot-Product Attention Routing. "
     "ICLR 2020, arXiv:2002.04764.",
-    claimed=(
+    summary=(
         "Inverted attention with layer norm and concurrent iterations beats dynamic and EM routing on CIFAR-10 and "
         "CIFAR-100 with fewer parameters, comes to ResNet-18 with a ResNet backbone, and tells overlapping digits "
         "better than CNNs."
     ),
     cost="350 epochs of 50,000 images; the simple backbone takes 5 minutes an epoch on two cores, ResNets far more.",
-    scale=(
+    cpu_scale=(
         "64 channels and 8 capsule types (the paper: 256 and 32), the CNN with 256 channels (1,024), ResNets narrower; "
         "10,000 images, 5 epochs, tested on 5,000; one-cycle rates up to the paper's. DiverseMultiMNIST: 64 "
         "channels (1,024), 8 types of 16 numbers (16 of 64; 32 types for the large net), 20,000 images an epoch, 8 "
@@ -369,3 +370,4 @@ PAPER = Paper(
     ),
     items=(TABLE_1, FIG_4, ABLATIONS, COST, FIG_5),
 )
+PAPERS.register(PAPER.name, PAPER)

@@ -7,38 +7,47 @@
 from functools import partial
 
 from torchcaps.models.schedules import OneCycle
+from torchcaps.papers import PAPERS
+from torchcaps.papers.measures.coefficients import (
+    draw_class_coefficients,
+    measure_class_coefficients,
+    measure_coefficient_signs,
+)
 from torchcaps.papers.measures.cost import routing_seconds
-from torchcaps.papers.measures.decoding import draw_foreign, foreign_decoder
-from torchcaps.papers.measures.starved import class_coefficients, draw_class_coefficients
-from torchcaps.papers.measures.training import coefficient_signs, draw_curves, draw_early, early_training
-from torchcaps.papers.settings import CIFAR, DIGITS, NARROW_CAPSNET
-from torchcaps.reproduce.schema import Cell, Claim, Item, Measure, Paper, Row, Run
+from torchcaps.papers.measures.decoding import draw_foreign_decoder, measure_foreign_decoder
+from torchcaps.papers.measures.training import draw_curves, draw_early_training, measure_early_training
+from torchcaps.reproduce.scales import CPU_CIFAR, CPU_DIGITS, NARROW_CAPSNET
+from torchcaps.reproduce.schema import Cell, Claim, Item, Measurement, Paper, Run, TableRow
 from torchcaps.routing import Dynamic
 
 __all__ = ["PAPER"]
 
 # The paper's own schedules, which do not fall before step 1,000: see the item "rates" for what a falling one does.
-SHORT = {**{name: value for name, value in DIGITS.items() if name != "lr_schedule"}, **NARROW_CAPSNET}
+SHORT = {**{name: value for name, value in CPU_DIGITS.items() if name != "lr_schedule"}, **NARROW_CAPSNET}
 MNIST = Run("yang2021_mnist", cpu={**SHORT, "batch_size": 128})  # the paper's 32 without reconstruction: more steps
 FASHION = Run("yang2021_fashion_mnist", cpu=SHORT)
-CIFAR10 = Run("yang2021_cifar10", cpu={**CIFAR, **NARROW_CAPSNET})
+CIFAR10 = Run("yang2021_cifar10", cpu={**CPU_CIFAR, **NARROW_CAPSNET})
 ERROR = "test error, %"
 
 
 def _ways(run: Run) -> dict[str, Run]:
     """Three routings with the reconstruction net and, "/FC", without; the paper's table lacks one of the six."""
     return {
-        "Dynamic": run.but(routing=Dynamic(3)),
+        "Dynamic": run.replace(routing=Dynamic(3)),
         "L2": run,
-        "L1": run.but(penalty="l1"),
-        "Dynamic/FC": run.but(routing=Dynamic(3), reconstruction=False),
-        "L2/FC": run.but(reconstruction=False),
-        "L1/FC": run.but(penalty="l1", reconstruction=False),
+        "L1": run.replace(penalty="l1"),
+        "Dynamic/FC": run.replace(routing=Dynamic(3), reconstruction=False),
+        "L2/FC": run.replace(reconstruction=False),
+        "L1/FC": run.replace(penalty="l1", reconstruction=False),
     }
 
 
 # The CIFAR-10 net has no reconstruction anyway: "Dynamic" is where the paper prints its number.
-_CIFAR = {"Dynamic": CIFAR10.but(routing=Dynamic(3, leak=True)), "L2/FC": CIFAR10, "L1/FC": CIFAR10.but(penalty="l1")}
+_CIFAR = {
+    "Dynamic": CIFAR10.replace(routing=Dynamic(3, leak=True)),
+    "L2/FC": CIFAR10,
+    "L1/FC": CIFAR10.replace(penalty="l1"),
+}
 _PRINTED = {
     "Dynamic": (0.34, 7.21, 15.3),
     "L2": (0.35, 7.01, None),
@@ -57,7 +66,7 @@ TABLE_2 = Item(
     "reconstruction.",
     columns={"MNIST": ERROR, "Fashion-MNIST": ERROR, "CIFAR-10": ERROR, "average": "of the three, %"},
     rows=tuple(
-        Row(
+        TableRow(
             way,
             {
                 "MNIST": Cell(mnist, _ways(MNIST)[way]),
@@ -65,7 +74,7 @@ TABLE_2 = Item(
                 **({"CIFAR-10": Cell(cifar, _CIFAR[way])} if way in _CIFAR else {}),
                 **({"average": Cell(_AVERAGES[way])} if way in _AVERAGES else {}),
             },
-            alike="L1" if way.startswith("L1") else "",
+            variance_group="L1" if way.startswith("L1") else "",
         )
         for way, (mnist, fashion, cifar) in _PRINTED.items()
     ),
@@ -91,12 +100,12 @@ TABLE_2 = Item(
     ),
 )
 
-FOREIGN = Measure(
+FOREIGN = Measurement(
     "yang2021-fig2",
-    foreign_decoder,
+    measure_foreign_decoder,
     {"own": _ways(FASHION)["Dynamic"], "net": _ways(FASHION)["L2/FC"]},
-    cpu={"images": 2_000},
-    smoke={"images": 32},
+    cpu={"n_images": 2_000},
+    smoke={"n_images": 32},
 )
 FIG_2 = Item(
     "fig2",
@@ -104,9 +113,9 @@ FIG_2 = Item(
     "Class capsules of the net without reconstruction, put into the decoder that was trained with dynamic routing.",
     columns={"squared error": "sum over pixels"},
     rows=(
-        Row("the decoder's own capsules", {"squared error": Cell(None, FOREIGN, "own")}),
-        Row("the other net's capsules", {"squared error": Cell(None, FOREIGN, "foreign")}),
-        Row("the mean image of the class", {"squared error": Cell(None, FOREIGN, "class_mean")}),
+        TableRow("the decoder's own capsules", {"squared error": Cell(None, FOREIGN, "own")}),
+        TableRow("the other net's capsules", {"squared error": Cell(None, FOREIGN, "foreign")}),
+        TableRow("the mean image of the class", {"squared error": Cell(None, FOREIGN, "class_mean")}),
     ),
     claims=(
         Claim(
@@ -115,16 +124,16 @@ FIG_2 = Item(
             ("the other net's capsules", "squared error"),
         ),
     ),
-    draw=partial(draw_foreign, FOREIGN),
+    draw=partial(draw_foreign_decoder, FOREIGN),
     notes=(
         "The paper takes bad reconstructions to show that capsules need not encode what a decoder wants. They show a "
         "difference of bases and no more: two nets trained apart share no basis, with or without reconstruction.",
     ),
 )
 
-PAIRS = {"steps": 1_500, "max_test_images": 5_000, "lr_schedule": DIGITS["lr_schedule"], **NARROW_CAPSNET}
+PAIRS = {"steps": 1_500, "max_test_images": 5_000, "lr_schedule": CPU_DIGITS["lr_schedule"], **NARROW_CAPSNET}
 MULTI = Run("yang2021_multimnist", cpu=PAIRS)
-_MULTI = {"Dynamic": MULTI.but(routing=Dynamic(3)), "L2": MULTI}
+_MULTI = {"Dynamic": MULTI.replace(routing=Dynamic(3)), "L2": MULTI}
 _CURVES: dict[str, str] = dict.fromkeys(("MNIST", "Fashion-MNIST", "CIFAR-10", "MultiMNIST"), ERROR)
 FIG_3 = Item(
     "fig3",
@@ -132,34 +141,34 @@ FIG_3 = Item(
     "Evaluation error over the training, on four data sets.",
     columns=_CURVES,
     rows=tuple(
-        Row(
+        TableRow(
             row.label,
             {
                 **{name: Cell(None, cell.source) for name, cell in row.cells.items() if cell.source is not None},
                 **({"MultiMNIST": Cell(None, _MULTI[row.label])} if row.label in _MULTI else {}),
             },
-            row.alike,
+            row.variance_group,
         )
         for row in TABLE_2.rows
     ),
-    draw=partial(draw_curves, columns=tuple(_CURVES), same=False),
+    draw=partial(draw_curves, columns=tuple(_CURVES), shared_axis=False),
     notes=(
         "The numbers of the paper's curves are not in the text. The runs are those of Table II and of MultiMNIST's own "
         "item.",
     ),
 )
 
-FALLING = FASHION.but(lr_schedule=OneCycle())
+FALLING = FASHION.replace(lr_schedule=OneCycle())
 RATES = Item(
     "rates",
     "Ours: rates",
     "What becomes of the quadratic program when the rate of the weights falls and that of the coefficients does not.",
     columns={"steady rate": ERROR, "falling rate": ERROR},
     rows=tuple(
-        Row(
+        TableRow(
             way,
             {"steady rate": Cell(None, steady), "falling rate": Cell(None, _ways(FALLING)[way])},
-            alike="L1" if way.startswith("L1") else "",
+            variance_group="L1" if way.startswith("L1") else "",
         )
         for way, steady in _ways(FASHION).items()
         if way != "Dynamic/FC"
@@ -177,11 +186,11 @@ RATES = Item(
 )
 
 STARVED = {
-    f"{way}, {rate} rate": Measure(
+    f"{way}, {rate} rate": Measurement(
         f"yang2021-starved-{way.replace('/', '').lower()}-{rate}",
-        class_coefficients,
+        measure_class_coefficients,
         {"net": run, "dynamic": _ways(first)["Dynamic"]},
-        smoke={"images": 64},
+        smoke={"n_images": 64},
     )
     for rate, first in (("steady", FASHION), ("falling", FALLING))
     for way, run in _ways(first).items()
@@ -200,16 +209,16 @@ LOST = Item(
         "of these by dynamic routing": "test accuracy, %",
     },
     rows=tuple(
-        Row(
+        TableRow(
             label,
             {
-                "size": Cell(None, measure, "least"),
+                "size": Cell(None, measure, "smallest_magnitude"),
                 "recognised of it": Cell(None, measure, "recall"),
                 "by dynamic routing": Cell(None, measure, "recall_dynamic"),
-                "of the other classes": Cell(None, measure, "others"),
-                "of these by dynamic routing": Cell(None, measure, "others_dynamic"),
+                "of the other classes": Cell(None, measure, "recall_of_others"),
+                "of these by dynamic routing": Cell(None, measure, "recall_of_others_dynamic"),
             },
-            alike=f"{label[:2]}, {label.split(', ')[1]}",
+            variance_group=f"{label[:2]}, {label.split(', ')[1]}",
         )
         for label, measure in STARVED.items()
     ),
@@ -221,19 +230,19 @@ LOST = Item(
     ),
 )
 
-SECONDS = Measure(
+SECONDS = Measurement(
     "yang2021-fig4",
     routing_seconds,
     options={"model": "yang2021_fashion_mnist"},
-    smoke={"batch": 8, "repeat": 1},
-    once=True,
+    smoke={"batch_size": 8, "repeats": 1},
+    seed_independent=True,
 )
-SECONDS_FC = Measure(
+SECONDS_FC = Measurement(
     "yang2021-fig4-fc",
     routing_seconds,
     options={"model": "yang2021_fashion_mnist", "reconstruction": False},
-    smoke={"batch": 8, "repeat": 1},
-    once=True,
+    smoke={"batch_size": 8, "repeats": 1},
+    seed_independent=True,
 )
 FIG_4 = Item(
     "fig4",
@@ -241,7 +250,7 @@ FIG_4 = Item(
     "Seconds of 100 training steps of the paper's net: dynamic routing against the quadratic program, ascent included.",
     columns={"with reconstruction": "seconds", "without (/FC)": "seconds", "saved": "%", "saved (/FC)": "%"},
     rows=tuple(
-        Row(
+        TableRow(
             label,
             {
                 "with reconstruction": Cell(None, SECONDS, name),
@@ -275,23 +284,23 @@ MULTIMNIST = Item(
     "Two overlapping digits, both to be told.",
     columns={"MultiMNIST": ERROR},
     rows=(
-        Row("Dynamic", {"MultiMNIST": Cell(7.47, _MULTI["Dynamic"])}),
-        Row("L2", {"MultiMNIST": Cell(7.54, _MULTI["L2"])}),
+        TableRow("Dynamic", {"MultiMNIST": Cell(7.47, _MULTI["Dynamic"])}),
+        TableRow("L2", {"MultiMNIST": Cell(7.54, _MULTI["L2"])}),
     ),
     notes=("After 200,000 steps; neither has a reconstruction net here.",),
 )
 
-EARLY = Measure(
+EARLY = Measurement(
     "yang2021-assumptions",
-    early_training,
-    options={"model": "yang2021_fashion_mnist", "fields": {}},
-    cpu={"fields": NARROW_CAPSNET, "steps": 200},
-    smoke={"steps": 4, "every": 2, "batch": 8},
-    data=("fashion-mnist",),
-    seconds=110,
+    measure_early_training,
+    options={"model": "yang2021_fashion_mnist", "model_options": {}},
+    cpu={"model_options": NARROW_CAPSNET, "steps": 200},
+    smoke={"steps": 4, "interval": 2, "batch_size": 8},
+    datasets=("fashion-mnist",),
+    estimated_seconds=110,
 )
 SIGNS = {
-    way: Measure(f"yang2021-signs-{way.replace('/', '').lower()}", coefficient_signs, {"net": run})
+    way: Measurement(f"yang2021-signs-{way.replace('/', '').lower()}", measure_coefficient_signs, {"net": run})
     for way, run in _ways(FASHION).items()
     if not way.startswith("Dynamic")
 }
@@ -301,38 +310,38 @@ ASSUMPTIONS = Item(
     "What the method is argued from: coefficients of either sign are of use, and early predictions are mostly wrong.",
     columns={"negative after training": "% of coefficients", "wrong in the first quarter": "% of training images"},
     rows=(
-        Row("Dynamic", {"wrong in the first quarter": Cell(None, EARLY, "dynamic first")}),
-        Row(
+        TableRow("Dynamic", {"wrong in the first quarter": Cell(None, EARLY, "dynamic first_quarter_error")}),
+        TableRow(
             "L2",
             {
                 "negative after training": Cell(None, SIGNS["L2"], "negative"),
-                "wrong in the first quarter": Cell(None, EARLY, "l2 first"),
+                "wrong in the first quarter": Cell(None, EARLY, "l2 first_quarter_error"),
             },
         ),
-        Row(
+        TableRow(
             "L1",
             {
                 "negative after training": Cell(None, SIGNS["L1"], "negative"),
-                "wrong in the first quarter": Cell(None, EARLY, "l1 first"),
+                "wrong in the first quarter": Cell(None, EARLY, "l1 first_quarter_error"),
             },
         ),
-        Row("L2/FC", {"negative after training": Cell(None, SIGNS["L2/FC"], "negative")}),
-        Row("L1/FC", {"negative after training": Cell(None, SIGNS["L1/FC"], "negative")}),
+        TableRow("L2/FC", {"negative after training": Cell(None, SIGNS["L2/FC"], "negative")}),
+        TableRow("L1/FC", {"negative after training": Cell(None, SIGNS["L1/FC"], "negative")}),
     ),
-    draw=partial(draw_early, EARLY),
+    draw=partial(draw_early_training, EARLY),
     notes=("The first quarter of the first steps of training: 200 at the scale cpu, 400 otherwise.",),
 )
 
 PAPER = Paper(
     "yang2021",
     "H. Yang, S. Li, B. Yu: Routing Towards Discriminative Power of Class Capsules. 2021, arXiv:2103.04278.",
-    claimed=(
+    summary=(
         "Coupling coefficients found by a regularised quadratic program with the labels, in turns with training, and "
         "fixed afterwards, classify as well as dynamic routing or better without a reconstruction net, in a fifth "
         "less time."
     ),
     cost="MNIST: 15,000 steps, Fashion-MNIST 100,000 (ours; not stated), about a second each on two cores.",
-    scale=(
+    cpu_scale=(
         "a quarter of the channels and capsule types (64 and 8), 20,000 training images and 4 epochs at the paper's "
         "rates, which have not begun to fall by then; CIFAR-10 10,000 images and 5 epochs, MultiMNIST "
         "1,500 steps, both with one-cycle rates."
@@ -343,3 +352,4 @@ PAPER = Paper(
     ),
     items=(TABLE_2, FIG_2, FIG_3, RATES, LOST, FIG_4, MULTIMNIST, ASSUMPTIONS),
 )
+PAPERS.register(PAPER.name, PAPER)

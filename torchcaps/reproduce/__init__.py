@@ -1,1 +1,1 @@
-"""Reproduction engine: schema of tables and figures, planner, runner, record store, statistics, rendering."""
+"""Reproduction of published results: declare runs and measurements, plan and run them, store and render records."""

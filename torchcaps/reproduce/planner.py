@@ -1,12 +1,13 @@
-"""What has to be done for a table or figure: which runs, which of them are done, and what the rest takes here."""
+"""Plan of the work for a table or figure: its runs and measurements, their state, and the cost of the rest."""
 
 import dataclasses
+import enum
 import functools
 import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,34 +15,56 @@ from torch import Tensor
 from torchcaps.data.inspect import check_availability
 from torchcaps.models import Network
 from torchcaps.profiling.memory import estimate_memory
-from torchcaps.reproduce.scales import Scale, run_spec
-from torchcaps.reproduce.schema import Item, Measure, Parameters, Run, Source
-from torchcaps.reproduce.store import Job, Store
+from torchcaps.reproduce.scales import Scale, run_spec, scaled_dataset
+from torchcaps.reproduce.schema import Item, Measurement, ParameterCount, Run, Source
+from torchcaps.reproduce.store import RecordKey, RecordStore
 from torchcaps.routing import Quadratic
 from torchcaps.training import RunSpec
+from torchcaps.training.logging import read_metrics
 from torchcaps.training.setup import Images, fitted, make_network, open_images
 
-__all__ = ["Plan", "Task", "data_of", "jobs_of", "make_plan", "members_of", "missing_data", "timed_step"]
+__all__ = [
+    "Task",
+    "TaskPlan",
+    "TaskState",
+    "datasets_of",
+    "ensemble_keys",
+    "make_plan",
+    "missing_datasets",
+    "record_keys",
+    "training_step",
+]
 
-STEPS = 2  # that a time is measured from, after a first one that is not
-FORWARD = 1 / 3  # of a training step's time: that of looking at a batch
+TIMED_STEPS = 2  # after one warm-up step
+FORWARD_FRACTION = 1 / 3  # estimated time of an evaluation batch relative to a training step
+
+
+class TaskState(enum.Enum):
+    """State of a task."""
+
+    DONE = "done"
+    STARTED = "started"  # there is a checkpoint
+    NEW = "new"
+    DATA_MISSING = "data_missing"
+    OTHER_SHARD = "other_shard"
 
 
 @dataclass(frozen=True)
 class Task:
-    """A job and where it stands.
+    """A run or measurement and its state.
 
     Args:
-        job: the run or measurement.
-        state: ``"done"``, ``"begun"`` (there is a checkpoint), ``"new"``, ``"missing"`` (its data is not here) or
-            ``"elsewhere"`` (another shard's).
-        steps: that are left. seconds: that they are likely to take. memory: bytes that it takes.
-        missing: the data sets that are not here.
-        name: what a person calls it.
+        key: the record that the task produces.
+        state: its state.
+        steps: remaining training steps.
+        seconds: estimated duration.
+        memory: estimated peak memory in bytes.
+        missing: data sets that are not in the data directory.
+        name: description for progress output.
     """
 
-    job: Job
-    state: Literal["done", "begun", "new", "missing", "elsewhere"]
+    key: RecordKey
+    state: TaskState
     steps: int = 0
     seconds: float = 0.0
     memory: int = 0
@@ -49,253 +72,241 @@ class Task:
     name: str = ""
 
     @property
-    def open(self) -> bool:
-        """Whether there is something to do."""
-        return self.state in ("begun", "new")
+    def pending(self) -> bool:
+        """Whether the task has to be executed."""
+        return self.state in (TaskState.STARTED, TaskState.NEW)
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The tasks of an item, in the order in which they are worked through."""
+class TaskPlan:
+    """The tasks of an item in the order of execution."""
 
     tasks: tuple[Task, ...]
 
     @property
-    def open(self) -> list[Task]:
-        """What is to be done."""
-        return [task for task in self.tasks if task.open]
+    def pending(self) -> list[Task]:
+        """Tasks that have to be executed."""
+        return [task for task in self.tasks if task.pending]
 
     @property
     def seconds(self) -> float:
-        """What it is likely to take in all."""
-        return sum(task.seconds for task in self.open)
+        """Estimated duration of the pending tasks."""
+        return sum(task.seconds for task in self.pending)
+
+    def count(self, state: TaskState) -> int:
+        """Return the number of tasks in a state."""
+        return sum(task.state is state for task in self.tasks)
 
     def missing(self) -> tuple[str, ...]:
-        """Return the data sets that are not here."""
+        """Return the data sets that are not in the data directory."""
         return tuple(dict.fromkeys(name for task in self.tasks for name in task.missing))
 
 
-def jobs_of(sources: list[Source], seeds: int, scale: Scale) -> list[Job]:
-    """Return runs and measurements with their seeds, each once: all runs of a seed, then those of the next, then
-    measurements, each after those that it needs.
+def record_keys(sources: list[Source], seeds: int, scale: Scale) -> list[RecordKey]:
+    """Return the records that sources need, each once.
+
+    The runs of the first seed come first, then those of the next; measurements follow, each after its dependencies.
     """
-    runs: dict[Job, None] = {}
-    measures: dict[Job, None] = {}
+    runs: dict[RecordKey, None] = {}
+    measurements: dict[RecordKey, None] = {}
 
     def add(source: Source, seed: int) -> None:
         if isinstance(source, Run):
-            runs[Job(source, seed)] = None
-        elif isinstance(source, Measure):
-            if source.once and seed:
+            runs[RecordKey(source, seed)] = None
+        elif isinstance(source, Measurement):
+            if source.seed_independent and seed:
                 return
             for run in source.runs.values():
-                for job in members_of(source, run, seed, scale):
-                    runs[job] = None
-            for before in source.after.values():
-                add(before, seed)
-            measures[Job(source, seed)] = None
+                for key in ensemble_keys(source, run, seed, scale):
+                    runs[key] = None
+            for dependency in source.depends_on.values():
+                add(dependency, seed)
+            measurements[RecordKey(source, seed)] = None
 
     for seed in range(seeds):
         for source in sources:
-            if not isinstance(source, Parameters):
+            if not isinstance(source, ParameterCount):
                 add(source, seed)
-    return [*runs, *measures]
+    return [*runs, *measurements]
 
 
-def members_of(measure: Measure, run: Run, seed: int, scale: Scale) -> list[Job]:
-    """Return the runs that stand behind one of a measurement's networks: one, or those of an ensemble."""
-    n = min(measure.members, 2) if scale == "smoke" else measure.members
-    return [Job(run, seed * n + member) for member in range(n)]
+def ensemble_keys(measurement: Measurement, run: Run, seed: int, scale: Scale) -> list[RecordKey]:
+    """Return the keys of the networks that a measurement needs of one of its runs: one, or an ensemble."""
+    size = min(measurement.ensemble_size, 2) if scale == "smoke" else measurement.ensemble_size
+    return [RecordKey(run, seed * size + member) for member in range(size)]
 
 
-def data_of(source: Source, store: Store) -> tuple[str, ...]:
-    """Return the data sets that a source reads at a scale."""
-    if isinstance(source, Parameters) or store.scale == "smoke":
+def datasets_of(source: Source, scale: Scale) -> tuple[str, ...]:
+    """Return the data sets that a source reads from the data directory at a scale."""
+    if isinstance(source, ParameterCount) or scale == "smoke":
         return ()
     if isinstance(source, Run):
-        recipe = run_spec(source, store.scale).recipe
+        recipe = run_spec(source, scale).recipe
         return tuple(dict.fromkeys(name for name in (recipe.data, recipe.test_data) if name))
-    names = list(source.data)
-    if store.scale == "cpu":
-        names = ["affnist-style" if name == "affnist" else name for name in names]
-    for needed in (*source.runs.values(), *source.after.values()):
-        names += data_of(needed, store)
+    names = [scaled_dataset(name, scale)[0] for name in source.datasets]
+    for needed in (*source.runs.values(), *source.depends_on.values()):
+        names += datasets_of(needed, scale)
     return tuple(dict.fromkeys(names))
 
 
-def missing_data(source: Source, store: Store, data_dir: str | None) -> tuple[str, ...]:
-    """Return the data sets that a source needs and that are not here."""
-    return tuple(name for name in data_of(source, store) if _absent(name, data_dir))
+def missing_datasets(source: Source, scale: Scale, data_dir: str | None) -> tuple[str, ...]:
+    """Return the data sets of a source that are not in the data directory."""
+    return tuple(name for name in datasets_of(source, scale) if _is_missing(name, data_dir))
 
 
 @functools.lru_cache(maxsize=64)
-def _absent(name: str, data_dir: str | None) -> bool:
+def _is_missing(name: str, data_dir: str | None) -> bool:
     return bool(check_availability(name, data_dir).missing)
 
 
 def make_plan(
     item: Item,
-    store: Store,
+    store: RecordStore,
     seeds: int,
     rows: tuple[str, ...] = (),
     columns: tuple[str, ...] = (),
     shard: tuple[int, int] = (1, 1),
     timed: bool = True,
-    **own: Any,
-) -> Plan:
-    """Lay out the work for an item.
+    **settings: Any,
+) -> TaskPlan:
+    """Return the plan for an item.
 
     Args:
         item: the table or figure.
         store: its records.
-        seeds: how many.
-        rows: labels of those that are wanted; all by default.
-        columns: their names, in the same way.
-        shard: (which, of how many): every run belongs to one of them.
-        timed: measure how long steps take here; without it times are 0.
-        own: fields of all runs, such as threads.
+        seeds: number of seeds.
+        rows: labels of the rows to run; all by default.
+        columns: names of the columns to run; all by default.
+        shard: (index from 1, count): each run is executed by one shard.
+        timed: estimate durations by timing a few training steps; otherwise they are 0.
+        settings: fields of all runs that do not change their results, such as ``num_threads``.
     """
-    jobs = jobs_of(item.sources(rows, columns), seeds, store.scale)
-    needed = _needed_again(jobs, store)
-    names = _names(item)
-    tasks, numbers = [], {Run: 0, Measure: 0}
-    for job in jobs:
-        number = numbers[type(job.source)]
-        numbers[type(job.source)] += 1
-        missing = missing_data(job.source, store, own.get("data_dir"))
-        if store.record(job) is not None and job not in needed:
-            tasks.append(Task(job, "done"))
+    keys = record_keys(item.sources(rows, columns), seeds, store.scale)
+    repeated = _keys_to_repeat(keys, store)
+    names = _run_names(item)
+    tasks, counts = [], {Run: 0, Measurement: 0}
+    for key in keys:
+        index = counts[type(key.source)]
+        counts[type(key.source)] += 1
+        missing = missing_datasets(key.source, store.scale, settings.get("data_dir"))
+        if store.read(key) is not None and key not in repeated:
+            task = Task(key, TaskState.DONE)
         elif missing:
-            tasks.append(Task(job, "missing", missing=missing))
-        elif number % shard[1] != shard[0] - 1:
-            tasks.append(Task(job, "elsewhere"))
-        elif isinstance(job.source, Measure):
-            tasks.append(Task(job, "new", seconds=job.source.seconds if timed and store.scale != "smoke" else 0.0))
+            task = Task(key, TaskState.DATA_MISSING, missing=missing)
+        elif index % shard[1] != shard[0] - 1:
+            task = Task(key, TaskState.OTHER_SHARD)
+        elif isinstance(key.source, Measurement):
+            seconds = key.source.estimated_seconds if timed and store.scale != "smoke" else 0.0
+            task = Task(key, TaskState.NEW, seconds=seconds)
         else:
-            tasks.append(_run_task(job, store, timed, own))
-    return Plan(tuple(dataclasses.replace(task, name=_name(task.job, names)) for task in tasks))
+            task = _run_task(key, store, timed, settings)
+        tasks.append(dataclasses.replace(task, name=_task_name(key, names)))
+    return TaskPlan(tuple(tasks))
 
 
-def _names(item: Item) -> dict[Source, str]:
-    """Return what the runs of an item are called: by the first row that has them, and its column if there are more, or
-    by the first measurement.
-    """
+def _run_names(item: Item) -> dict[Source, str]:
+    """Return a description of each run: its first row, with the column if there are several, or its measurement."""
     cells = [(row.label, column, cell.source) for row in item.rows for column, cell in row.cells.items()]
     columns = {column for _, column, source in cells if isinstance(source, Run)}
     names: dict[Source, str] = {}
     for label, column, source in cells:
         if isinstance(source, Run):
             names.setdefault(source, f"{label}; {column}" if len(columns) > 1 else label)
-    for measure in (source for source in item.sources() if isinstance(source, Measure)):
-        for run in measure.runs.values():
-            names.setdefault(run, f"{run.model} for {measure.name}")
+    for measurement in (source for source in item.sources() if isinstance(source, Measurement)):
+        for run in measurement.runs.values():
+            names.setdefault(run, f"{run.model} for {measurement.name}")
     return names
 
 
-def _name(job: Job, names: dict[Source, str]) -> str:
-    if isinstance(job.source, Measure):
-        return f"{job.source.name}, seed {job.seed}"
-    return f"{names.get(job.source, job.source.model)}, seed {job.seed}"
+def _task_name(key: RecordKey, names: dict[Source, str]) -> str:
+    if isinstance(key.source, Measurement):
+        return f"{key.source.name}, seed {key.seed}"
+    return f"{names.get(key.source, key.source.model)}, seed {key.seed}"
 
 
-def _needed_again(jobs: list[Job], store: Store) -> set[Job]:
-    """Return what must be done again although its record is there: a measurement needs the weights of a run, or a file
-    of another measurement, which are not in the working folder.
+def _keys_to_repeat(keys: list[RecordKey], store: RecordStore) -> set[RecordKey]:
+    """Return keys that have a record but have to be executed again.
+
+    A pending measurement needs the weights of a run, or the output file of another measurement, that are no longer in
+    the working directory.
     """
-    needed = set()
-    for job in jobs:
-        if not isinstance(job.source, Measure) or store.record(job) is not None:
+    repeated = set()
+    for key in keys:
+        if not isinstance(key.source, Measurement) or store.read(key) is not None:
             continue
-        for before in job.source.after.values():
-            other = Job(before, 0 if before.once else job.seed)
-            if before.leaves and not (store.work / other.key(store.scale) / before.leaves).exists():
-                needed.add(other)
-        for run in job.source.runs.values():
-            for member in members_of(job.source, run, job.seed, store.scale):
-                record = store.record(member)
-                diverged = record is not None and record["found"].get("diverged")
-                if not diverged and not store.folder(member).results.exists():
-                    needed.add(member)
-    return needed
+        for dependency in key.source.depends_on.values():
+            other = RecordKey(dependency, 0 if dependency.seed_independent else key.seed)
+            file = dependency.output_file
+            if file and not (store.work_directory(other) / file).exists():
+                repeated.add(other)
+        for run in key.source.runs.values():
+            for member in ensemble_keys(key.source, run, key.seed, store.scale):
+                if not store.has_diverged(member) and not store.run_directory(member).results.exists():
+                    repeated.add(member)
+    return repeated
 
 
-def _run_task(job: Job, store: Store, timed: bool, own: dict[str, Any]) -> Task:
-    assert isinstance(job.source, Run)
-    folder = store.folder(job)
-    spec = run_spec(job.source, store.scale, job.seed, **own)
-    images = _opened(_data_key(spec), spec)
-    per_epoch = -(-len(images.train) // spec.recipe.batch_size)
-    steps = spec.recipe.steps or (spec.recipe.epochs or 1) * per_epoch
-    begun = folder.config.exists()
-    done = _step_reached(store, job) if begun else 0
-    left = max(0, steps - done)
+def _run_task(key: RecordKey, store: RecordStore, timed: bool, settings: dict[str, Any]) -> Task:
+    assert isinstance(key.source, Run)
+    directory = store.run_directory(key)
+    spec = run_spec(key.source, store.scale, key.seed, **settings)
+    images = _open_images(spec)
+    batches_per_epoch = -(-len(images.train) // spec.recipe.batch_size)
+    total = spec.recipe.steps or (spec.recipe.epochs or 1) * batches_per_epoch
+    started = directory.config.exists()
+    rows = read_metrics(directory.metrics) if started else []
+    steps = max(0, total - (rows[-1]["step"] if rows else 0))
     seconds, memory = 0.0, 0
-    if timed and left:
-        step, memory = _step_cost(spec.record_name(), spec, images)
-        looks = max(1, left // (spec.eval_interval_steps or per_epoch)) + 1
-        watched = images.held_out if images.held_out is not None else images.test
-        batches = len(watched) / spec.recipe.batch_size if watched is not None else 0.0
-        seconds = step * (left + FORWARD * looks * batches)
-    return Task(job, "begun" if begun else "new", left, seconds, memory)
+    if timed and steps:
+        step_seconds, memory = _step_cost(spec, images)
+        evaluations = max(1, steps // (spec.eval_interval_steps or batches_per_epoch)) + 1
+        evaluated = images.held_out if images.held_out is not None else images.test
+        batches = len(evaluated) / spec.recipe.batch_size if evaluated is not None else 0.0
+        seconds = step_seconds * (steps + FORWARD_FRACTION * evaluations * batches)
+    return Task(key, TaskState.STARTED if started else TaskState.NEW, steps, seconds, memory)
 
 
-def _step_reached(store: Store, job: Job) -> int:
-    """Return the step of the last row that a run has written: near where it will go on."""
-    from torchcaps.training.logging import read_metrics
-
-    rows = read_metrics(store.folder(job).metrics)
-    return rows[-1]["step"] if rows else 0
+_IMAGES: dict[str, Images] = {}  # cache: many runs read the same images
 
 
-def _data_key(spec: RunSpec) -> str:
+def _open_images(spec: RunSpec) -> Images:
     recipe = spec.recipe
-    parts = (
-        recipe.data,
-        recipe.test_data,
-        recipe.augmentation,
-        recipe.val_fraction,
-        spec.max_train_images,
-        spec.max_test_images,
-    )
-    return json.dumps([*parts, spec.data_options, spec.test_options, spec.data_dir, spec.seed])
+    names = (recipe.data, recipe.test_data, recipe.augmentation, recipe.val_fraction)
+    options = (spec.max_train_images, spec.max_test_images, spec.data_options, spec.test_options)
+    key = json.dumps([*names, *options, spec.data_dir, spec.seed])
+    if key not in _IMAGES:
+        _IMAGES[key] = open_images(spec)
+    return _IMAGES[key]
 
 
-_OPEN: dict[str, Images] = {}
+_STEP_COSTS: dict[str, tuple[float, int]] = {}  # cache: seeds of a run cost the same
 
 
-def _opened(key: str, spec: RunSpec) -> Images:
-    """Open the images of a run, once for all that read the same."""
-    if key not in _OPEN:
-        _OPEN[key] = open_images(spec)
-    return _OPEN[key]
-
-
-_COSTS: dict[str, tuple[float, int]] = {}
-
-
-def _step_cost(name: str, spec: RunSpec, images: Images) -> tuple[float, int]:
-    """Return the seconds of a training step here, measured from a few, and the bytes that it takes; once for a run."""
-    if name not in _COSTS:
+def _step_cost(spec: RunSpec, images: Images) -> tuple[float, int]:
+    """Return the measured seconds of a training step and the estimated bytes that it needs."""
+    key = spec.record_name()
+    if key not in _STEP_COSTS:
         if spec.num_threads:
             torch.set_num_threads(spec.num_threads)
         model = make_network(fitted(spec, images))
-        step = timed_step(model, spec.recipe.batch_size)
-        times = []
-        for _ in range(1 + STEPS):
+        step = training_step(model, spec.recipe.batch_size)
+        durations = []
+        for _ in range(1 + TIMED_STEPS):
             start = time.perf_counter()
             step()
-            times.append(time.perf_counter() - start)
-        _COSTS[name] = min(times[1:]), estimate_memory(model, spec.recipe.batch_size).total
-    return _COSTS[name]
+            durations.append(time.perf_counter() - start)
+        _STEP_COSTS[key] = min(durations[1:]), estimate_memory(model, spec.recipe.batch_size).total
+    return _STEP_COSTS[key]
 
 
-def timed_step(model: Network, n: int) -> Callable[[], None]:
-    """Return a function that takes a training step with ``n`` images of noise, with what the model's recipe has: its
-    loss, its optimiser, its steps of ascent.
+def training_step(model: Network, batch_size: int) -> Callable[[], None]:
+    """Return a function that takes one training step on random images.
+
+    Loss, optimiser and the ascent steps of quadratic routing are those of the model's recipe.
     """
     recipe = model.recipe
     loss, optimizer = model.loss(), recipe.optimizer.make(model.parameters())
-    images, labels, targets = _noise(model, n)
+    images, labels, targets = _random_batch(model, batch_size)
 
     def step() -> None:
         optimizer.zero_grad()
@@ -307,15 +318,15 @@ def timed_step(model: Network, n: int) -> Callable[[], None]:
     return step
 
 
-def _noise(model: Network, n: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return images, labels and targets of a model's shapes, to time it with."""
+def _random_batch(model: Network, n: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return ``n`` random images with labels and reconstruction targets, in the shapes that a model takes."""
     generator = torch.Generator().manual_seed(0)
     images = torch.rand(n, *model.spec.image, generator=generator)
     if model.n_objects == 1:
         return images, torch.randint(model.spec.classes, (n,), generator=generator), images
-    objects = model.n_objects or 2
-    numbers = torch.stack([torch.randperm(model.spec.classes, generator=generator)[:objects] for _ in range(n)])
-    labels = numbers
+    n_objects = model.n_objects or 2
+    classes = torch.stack([torch.randperm(model.spec.classes, generator=generator)[:n_objects] for _ in range(n)])
+    labels = classes
     if model.n_objects is None:
-        labels = torch.zeros(n, model.spec.classes).scatter_(1, numbers, 1.0)
-    return images, labels, images.unsqueeze(1).expand(-1, objects, -1, -1, -1)
+        labels = torch.zeros(n, model.spec.classes).scatter_(1, classes, 1.0)
+    return images, labels, images.unsqueeze(1).expand(-1, n_objects, -1, -1, -1)

@@ -1,202 +1,302 @@
-"""Working through a plan: every run and measurement in its turn, each recorded when it is over."""
+"""Execution of a plan: train or measure each task in turn and write its record when it has finished."""
 
 import contextlib
+import enum
 import json
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from torchcaps._core.files import write_atomic
 from torchcaps._core.optional import import_optional
-from torchcaps.reproduce.context import Context
-from torchcaps.reproduce.planner import Plan, Task, members_of
-from torchcaps.reproduce.scales import run_spec
-from torchcaps.reproduce.schema import Measure, Run
-from torchcaps.reproduce.store import Job, Store, write_whole
-from torchcaps.training import DivergenceError, RunSpec, load_run, resume, train
+from torchcaps.data import Batch, Dataset, create_dataset
+from torchcaps.data.registry import find_spec
+from torchcaps.reproduce.planner import Task, TaskPlan, ensemble_keys
+from torchcaps.reproduce.scales import Scale, run_spec, scaled_dataset
+from torchcaps.reproduce.schema import Measurement, Run
+from torchcaps.reproduce.store import RecordKey, RecordStore
+from torchcaps.training import DivergenceError, RunSpec, Trained, load_run, resume, train
 from torchcaps.training.errors import RunError, RunInUseError
 from torchcaps.training.evaluation import Tally
-from torchcaps.training.inference import right_images
 from torchcaps.training.logging import ConsoleLogger
 from torchcaps.training.run_dir import RunFolder
-from torchcaps.training.setup import open_test
+from torchcaps.training.setup import some_of
 
-__all__ = ["Bar", "work_through"]
+__all__ = ["MeasurementContext", "PlanProgress", "TaskOutcome", "TaskResult", "execute_plan", "first_of_each_class"]
+
+STATUS_INTERVAL_S = 60.0  # between two status lines if the output is not a terminal
 
 
-class Bar(ConsoleLogger):
-    """One bar for the whole plan on a terminal; elsewhere a line for each job.
+@dataclass(frozen=True)
+class MeasurementContext:
+    """Context of a measurement: scale, seed, directories, data sets.
 
     Args:
-        plan: what is to be done.
-        say: prints a line.
+        scale, seed: scale and seed of the record.
+        directory: working directory of the measurement, for checkpoints and output files.
+        data_dir: the data directory.
+        progress: called regularly, to update the progress bar.
+        dependencies: results of the measurements that it depends on, by name.
     """
 
-    def __init__(self, plan: Plan, terminal: bool, say: Callable[[str], object] = print) -> None:
-        super().__init__(enabled=False)  # runs are quiet: this speaks for them
-        self.plan, self.tall, self.line = plan, terminal, say
+    scale: Scale
+    seed: int
+    directory: Path
+    data_dir: str | None = None
+    progress: Callable[[], object] = lambda: None
+    dependencies: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def dataset(self, name: str, split: str = "test", n: int | None = None, **options: Any) -> Dataset:
+        """Return a data set, or ``n`` images spread over it; see `scaled_dataset` for replacements at smaller scales.
+
+        Options that the data set does not have are ignored.
+        """
+        name, overrides = scaled_dataset(name, self.scale)
+        known = set(type(find_spec(name)).__dataclass_fields__)
+        accepted = {key: value for key, value in {**options, **overrides}.items() if key in known}
+        return some_of(create_dataset(name, split, self.data_dir, **accepted), n)
+
+    def batch(self, run: Trained, name: str, n: int, split: str = "test", **options: Any) -> Batch:
+        """Return ``n`` images of a data set, preprocessed for a trained network."""
+        batches = list(run.loader(self.dataset(name, split, n, **options)).epoch(0))
+        parts = [[getattr(batch, key) for batch in batches] for key in ("images", "labels", "targets", "indices")]
+        return Batch(*(torch.cat(part) for part in parts))
+
+    def test_batch(self, run: Trained, n: int, **options: Any) -> Batch:
+        """Return ``n`` test images of the data set that a network was trained on."""
+        return self.batch(run, run.spec.recipe.data, n, **{**run.spec.data_options, **options})
+
+
+def first_of_each_class(labels: Tensor, n: int) -> Tensor:
+    """Return the indices of the first ``n`` images of each class, ordered by class."""
+    return torch.cat([(labels == label).nonzero()[:n, 0] for label in labels.unique(sorted=True)])
+
+
+class TaskOutcome(enum.Enum):
+    """How the execution of a task ended."""
+
+    TRAINED = "trained"
+    MEASURED = "measured"
+    DIVERGED = "diverged"
+    LOCKED = "locked"  # another process trains this run
+    DEPENDENCY_PENDING = "dependency_pending"
+    DEPENDENCY_DIVERGED = "dependency_diverged"
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether the same command has to be run again later."""
+        return self in (TaskOutcome.LOCKED, TaskOutcome.DEPENDENCY_PENDING)
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """Result of executing a task.
+
+    Args:
+        outcome: how it ended.
+        seconds: duration of the training run or measurement.
+        accuracy: test accuracy of a run, 0 to 1.
+        detail: name of the record it depends on, or the reason of a divergence or lock.
+    """
+
+    outcome: TaskOutcome
+    seconds: float = 0.0
+    accuracy: float | None = None
+    detail: str = ""
+
+    def __str__(self) -> str:
+        if self.outcome is TaskOutcome.TRAINED:
+            accuracy = "trained" if self.accuracy is None else f"test accuracy {100 * self.accuracy:.2f} %"
+            return f"{accuracy}, {self.seconds:.0f} s"
+        if self.outcome is TaskOutcome.MEASURED:
+            return f"measured, {self.seconds:.0f} s"
+        if self.outcome is TaskOutcome.DIVERGED:
+            return f"diverged: {self.detail}"
+        if self.outcome is TaskOutcome.LOCKED:
+            return f"skipped, another process trains it ({self.detail}): run this command again when it has finished"
+        if self.outcome is TaskOutcome.DEPENDENCY_PENDING:
+            return f"skipped, {self.detail} has not finished: run this command again when it has"
+        return f"not possible: {self.detail} diverged"
+
+
+class PlanProgress(ConsoleLogger):
+    """Progress of a plan: one bar on a terminal, otherwise one line per task.
+
+    Args:
+        plan: the plan.
+        terminal: whether to draw a bar.
+        print_line: prints a line.
+    """
+
+    def __init__(self, plan: TaskPlan, terminal: bool, print_line: Callable[[str], object] = print) -> None:
+        super().__init__(enabled=False)  # a run prints nothing itself
+        self.plan, self.draws_bar, self.print_line = plan, terminal, print_line
         self._progress: Any = None
-        self._share = 0.0
-        self._before = 0.0
-        self._quiet = time.monotonic()
+        self._weight = 0.0  # of the present task
+        self._completed = 0.0  # weight of the finished tasks
+        self._printed_at = time.monotonic()
 
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
-        """Show the bar while the work goes on."""
-        if not self.tall:
+        """Show the bar inside the context."""
+        if not self.draws_bar:
             yield
             return
         rich = import_optional("rich.progress", "the progress bar")
         columns = (rich.TextColumn("{task.description}"), rich.BarColumn(), rich.TaskProgressColumn())
         self._progress = rich.Progress(*columns, rich.TimeRemainingColumn(compact=True), refresh_per_second=4)
         with self._progress:
-            self._task = self._progress.add_task("", total=sum(_share(task) for task in self.plan.open))
+            self._task = self._progress.add_task("", total=sum(_bar_weight(task) for task in self.plan.pending))
             yield
         self._progress = None
 
-    def begin(self, number: int, count: int, task: Task) -> None:
-        """Take note that a job begins."""
-        self._name, self._steps, self._share = f"{number} of {count}: {task.name}", max(1, task.steps), _share(task)
-        self._first: int | None = None
-        self._begun = self._quiet = time.monotonic()
+    def begin(self, index: int, count: int, task: Task) -> None:
+        """Start a task, the ``index``-th (from 1) of ``count``."""
+        self._name, self._steps = f"{index} of {count}: {task.name}", max(1, task.steps)
+        self._weight = _bar_weight(task)
+        self._first_step: int | None = None
+        self._started_at = self._printed_at = time.monotonic()
         if self._progress is not None:
             self._progress.update(self._task, description=self._name)
 
-    def end(self, words: str) -> None:
-        """Take note that it is over."""
-        self._before += self._share
+    def end(self, result: TaskResult) -> None:
+        """Finish the present task."""
+        self._completed += self._weight
+        line = f"{self._name}: {result}"
         if self._progress is not None:
-            self._progress.update(self._task, completed=self._before)
-            self._progress.console.print(f"{self._name}: {words}", markup=False, highlight=False)
+            self._progress.update(self._task, completed=self._completed)
+            self._progress.console.print(line, markup=False, highlight=False)
         else:
-            self.line(f"{self._name}: {words}")
+            self.print_line(line)
 
     @contextlib.contextmanager
     def progress(self, total: int, completed: int) -> Iterator[None]:
-        """Show no bar of a single run's own."""
+        """Show no bar for a single run."""
         yield
 
     def on_step(self, step: int, epoch: float, total: int, tally: Tally) -> None:
-        """Move on."""
-        if self._first is None:
-            self._first = step - 1
-        share = min(1.0, (step - self._first) / self._steps)
+        """Advance the bar by a training step."""
+        if self._first_step is None:
+            self._first_step = step - 1
+        fraction = min(1.0, (step - self._first_step) / self._steps)
         if self._progress is not None:
-            self._progress.update(self._task, completed=self._before + share * self._share)
-        elif time.monotonic() - self._quiet > 60:
-            self._quiet = time.monotonic()
-            self.line(f"{self._name}: step {step:,} of {total:,}")
+            self._progress.update(self._task, completed=self._completed + fraction * self._weight)
+        elif self._status_due():
+            self.print_line(f"{self._name}: step {step:,} of {total:,}")
 
     def on_eval_batch(self) -> None:
-        """Look alive: a measurement has no steps to tell."""
+        """Refresh the bar during a measurement, which reports no steps."""
         if self._progress is not None:
             self._progress.refresh()
-        elif time.monotonic() - self._quiet > 60:
-            self._quiet = time.monotonic()
-            self.line(f"{self._name}: at work for {(self._quiet - self._begun) / 60:.0f} minutes")
+        elif self._status_due():
+            minutes = (self._printed_at - self._started_at) / 60
+            self.print_line(f"{self._name}: running for {minutes:.0f} minutes")
+
+    def _status_due(self) -> bool:
+        now = time.monotonic()
+        due = now - self._printed_at > STATUS_INTERVAL_S
+        self._printed_at = now if due else self._printed_at
+        return due
 
     def on_metrics(self, row: dict[str, Any], epochs: int | None) -> None:
-        """Say nothing of an epoch: the record has it."""
+        """Print nothing per epoch: the record has the curve."""
 
 
-def _share(task: Task) -> float:
-    """Return how much of the bar a task is: its seconds, or as much as any other where they are not known."""
+def _bar_weight(task: Task) -> float:
+    """Return the part of the bar that a task takes: its estimated seconds, or 1 if they are unknown."""
     return task.seconds or 1.0
 
 
-def work_through(plan: Plan, store: Store, bar: Bar, **own: Any) -> list[str]:
-    """Do what a plan says; return what could not be done, in words."""
-    problems: list[str] = []
-    todo = plan.open
-    with bar.open():
-        for number, task in enumerate(todo, start=1):
-            job = task.job
-            bar.begin(number, len(todo), task)
-            words = (_train if isinstance(job.source, Run) else _measured)(job, store, bar, own)
-            if words.startswith("waits"):
-                problems.append(f"{task.name} {words}")
-            bar.end(words)
-    return problems
+def execute_plan(
+    plan: TaskPlan, store: RecordStore, progress: PlanProgress, **settings: Any
+) -> list[tuple[Task, TaskResult]]:
+    """Execute the pending tasks of a plan; return those that could not be finished yet."""
+    unfinished = []
+    tasks = plan.pending
+    with progress.open():
+        for index, task in enumerate(tasks, start=1):
+            progress.begin(index, len(tasks), task)
+            execute = _train if isinstance(task.key.source, Run) else _measure
+            result = execute(task.key, store, progress, settings)
+            if result.outcome.unfinished:
+                unfinished.append((task, result))
+            progress.end(result)
+    return unfinished
 
 
-def _train(job: Job, store: Store, bar: Bar, own: dict[str, Any]) -> str:
-    assert isinstance(job.source, Run)
-    folder = store.folder(job)
-    spec = run_spec(job.source, store.scale, job.seed, checkpoint_interval_minutes=1.0, **own)
+def _train(key: RecordKey, store: RecordStore, progress: PlanProgress, settings: dict[str, Any]) -> TaskResult:
+    assert isinstance(key.source, Run)
+    directory = store.run_directory(key)
+    spec = run_spec(key.source, store.scale, key.seed, checkpoint_interval_minutes=1.0, **settings)
     try:
         with contextlib.suppress(OSError):
-            folder.path.mkdir(parents=True, exist_ok=True)
-        folder.hold()
-        folder.release()
-        _same_settings(folder, spec)
-        if not folder.config.exists():
-            train(spec, folder.path, console=bar, figures=False)
-        elif not folder.results.exists():
-            resume(folder.path, console=bar, figures=False)
-    except RunInUseError as error:  # at the first look, or between it and the training
-        return f"waits, another process has it ({error}): run this again when it is done"
+            directory.path.mkdir(parents=True, exist_ok=True)
+        directory.hold()
+        directory.release()
+        _check_settings(directory, spec)
+        if not directory.config.exists():
+            train(spec, directory.path, console=progress, figures=False)
+        elif not directory.results.exists():
+            resume(directory.path, console=progress, figures=False)
+    except RunInUseError as error:  # by the first check, or between it and the training
+        return TaskResult(TaskOutcome.LOCKED, detail=str(error))
     except DivergenceError as error:
-        store.write_diverged(job, spec, str(error))
-        return f"diverged: {error}"
-    trained = load_run(folder.path)
-    images = open_test(trained.spec)
-    right = None if images is None else right_images(trained, images)
-    store.write_run(job, right)
-    found = store.record(job)
-    assert found is not None
-    accuracy = found["found"]["accuracy"]
-    words = f"{100 * accuracy:.2f} % right" if accuracy is not None else "done"
-    return f"{words}, {found['found']['seconds']:.0f} s"
+        store.write_diverged(key, spec, str(error))
+        return TaskResult(TaskOutcome.DIVERGED, detail=str(error))
+    store.write_run(key)
+    record = store.read(key)
+    assert record is not None
+    return TaskResult(TaskOutcome.TRAINED, record["results"]["seconds"], record["results"]["accuracy"])
 
 
-def _same_settings(folder: RunFolder, spec: RunSpec) -> None:
-    """Refuse to go on with a run whose settings were others when it was begun: a default has changed since.
+def _check_settings(directory: RunFolder, spec: RunSpec) -> None:
+    """Raise a `RunError` if a run was started with other settings, because a default has changed since.
 
-    They stand in a file beside the folder, since the folder of a new run must be empty.
+    The settings are in a file next to the run directory, since the directory of a new run must be empty.
     """
-    told = folder.path.with_name(f"{folder.path.name}.json")
-    now = json.dumps(spec.identity(), indent=1)
-    if not folder.config.exists() or not told.exists():
-        write_whole(told, now.encode())
-    elif told.read_text(encoding="utf-8", errors="replace") != now:
-        raise RunError(
-            f"{folder.path} was begun with other settings than it would have now: remove it, and it is begun again"
-        )
+    path = directory.path.with_name(f"{directory.path.name}.json")
+    settings = json.dumps(spec.identity(), indent=1)
+    if not directory.config.exists() or not path.exists():
+        write_atomic(path, settings, RunError, sweep=True)
+    elif path.read_text(encoding="utf-8", errors="replace") != settings:
+        raise RunError(f"{directory.path} was started with other settings: remove it to train the run again")
 
 
-def _measured(job: Job, store: Store, bar: Bar, own: dict[str, Any]) -> str:
-    measure = job.source
-    assert isinstance(measure, Measure)
+def _measure(key: RecordKey, store: RecordStore, progress: PlanProgress, settings: dict[str, Any]) -> TaskResult:
+    measurement = key.source
+    assert isinstance(measurement, Measurement)
     runs: dict[str, Any] = {}
-    for name, run in measure.runs.items():
-        members = members_of(measure, run, job.seed, store.scale)
-        lacking = [member for member in members if not store.folder(member).results.exists()]
-        if lacking:
-            record = store.record(lacking[0])
-            if record is not None and record["found"].get("diverged"):
-                return f"can't be done: {lacking[0].key(store.scale)} diverged"
-            return f"waits for {lacking[0].key(store.scale)}, which is not done: run it again then"
+    for name, run in measurement.runs.items():
+        members = ensemble_keys(measurement, run, key.seed, store.scale)
         for member in members:
-            _same_settings(store.folder(member), run_spec(run, store.scale, member.seed, **own))
-        loaded = [load_run(store.folder(member).path) for member in members]
-        runs[name] = loaded[0] if measure.members == 1 else loaded
-    if own.get("num_threads"):
-        torch.set_num_threads(own["num_threads"])
-    records = {}
-    for name, before in measure.after.items():
-        found = store.record(Job(before, 0 if before.once else job.seed))
-        if found is None:
-            return f"waits for the measurement {before.name}: run it again then"
-        records[name] = found["found"]
-    folder = store.work / job.key(store.scale)
-    context = Context(store.scale, job.seed, folder, own.get("data_dir"), bar.on_eval_batch, records)
-    options = {k: v for k, v in store.options(job).items() if k not in ("runs", "after", "version")}
+            if not store.run_directory(member).results.exists():
+                diverged = store.has_diverged(member)
+                outcome = TaskOutcome.DEPENDENCY_DIVERGED if diverged else TaskOutcome.DEPENDENCY_PENDING
+                return TaskResult(outcome, detail=f"the run {member.name(store.scale)}")
+        for member in members:
+            _check_settings(store.run_directory(member), run_spec(run, store.scale, member.seed, **settings))
+        networks = [load_run(store.run_directory(member).path) for member in members]
+        runs[name] = networks[0] if measurement.ensemble_size == 1 else networks
+    if settings.get("num_threads"):
+        torch.set_num_threads(settings["num_threads"])
+    dependencies = {}
+    for name, other in measurement.depends_on.items():
+        record = store.read(RecordKey(other, 0 if other.seed_independent else key.seed))
+        if record is None:
+            return TaskResult(TaskOutcome.DEPENDENCY_PENDING, detail=f"the measurement {other.name}")
+        dependencies[name] = record["results"]
+    directory, data_dir = store.work_directory(key), settings.get("data_dir")
+    context = MeasurementContext(store.scale, key.seed, directory, data_dir, progress.on_eval_batch, dependencies)
     torch.set_flush_denormal(True)  # as in training
     start = time.monotonic()
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(job.seed)
-        found = measure.function(context, **runs, **options)
+        torch.manual_seed(key.seed)
+        results = measurement.function(context, **runs, **store.options(measurement))
     seconds = time.monotonic() - start
-    store.write_measure(job, found, seconds)
-    return f"measured, {seconds:.0f} s"
+    store.write_measurement(key, results, seconds)
+    return TaskResult(TaskOutcome.MEASURED, seconds)

@@ -1,7 +1,7 @@
-"""What a paper is made of, as its file writes it down: runs, measurements, tables and figures with what was published.
+"""Declaration of a paper's experiments: runs, measurements, tables, figures and the published numbers.
 
-Everything here is a choice, frozen and without tensors. A run that two tables name is one run: it is told by what it
-is, not by where it stands.
+All classes are frozen dataclasses without tensors. Two tables that declare equal runs share one run, since a run is
+identified by its settings.
 """
 
 import dataclasses
@@ -10,17 +10,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Cell", "Claim", "Item", "Measure", "Paper", "Parameters", "Published", "Row", "Run", "Source"]
+__all__ = ["Cell", "Claim", "Item", "Measurement", "Paper", "ParameterCount", "Published", "Run", "Source", "TableRow"]
 
 
 @dataclass(frozen=True)
 class Published:
-    """A number as a paper prints it.
+    """A number as printed in the paper.
 
     Args:
         value: the number.
-        spread: what follows its ±.
-        note: why it can't be right, or is not what it seems; printed beside it.
+        spread: the number after its ±, if any.
+        note: footnote printed below the table: why the number is implausible or needs an explanation.
     """
 
     value: float
@@ -30,156 +30,184 @@ class Published:
 
 @dataclass(frozen=True)
 class Run:
-    """A training.
+    """A training run.
 
     Args:
-        model: the name of a model.
-        changes: what is not as the model's recipe has it, at every scale: fields of the model, its recipe or the run.
-        cpu: what else is changed at the scale ``cpu``.
+        model: name of the model.
+        changes: overrides at every scale; keys are fields of the model, of its recipe or of the run.
+        cpu: further overrides at the scale ``cpu``.
     """
 
     model: str
     changes: Mapping[str, Any] = field(default_factory=dict, hash=False)
     cpu: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
-    def but(self, cpu: Mapping[str, Any] | None = None, **changes: Any) -> "Run":
-        """Return the run with other changes, and others at the scale ``cpu``."""
+    def replace(self, cpu: Mapping[str, Any] | None = None, **changes: Any) -> "Run":
+        """Return a copy with additional overrides."""
         return dataclasses.replace(self, changes={**self.changes, **changes}, cpu={**self.cpu, **(cpu or {})})
 
 
 @dataclass(frozen=True)
-class Parameters:
-    """The number of parameters of a run's model, in the paper's own size: counted, never trained."""
+class ParameterCount:
+    """The number of parameters of a run's model at the paper's size; nothing is trained."""
 
     run: Run
 
 
 @dataclass(frozen=True)
-class Measure:
-    """A measurement on trained networks, or on none.
+class Measurement:
+    """A measurement, usually on trained networks.
 
     Args:
-        name: of its record.
-        function: ``function(context, **runs) -> {name: number, list or tensor}``; `torchcaps.reproduce.context.Context`
-            says what it is given.
-        runs: the networks that it needs, by the names of its arguments.
-        members: how many networks of each run, with seeds one after the other: an ensemble (two at the scale
-            ``smoke``).
-        options: of the function, at the scale ``full``; ``cpu`` and ``smoke`` change them.
-        after: measurements whose records it needs.
-        leaves: the file in its working folder that measurements after it need.
-        once: whether the seed makes no difference, so that it is done for the first alone.
-        data: data sets that it reads beside those of its runs.
-        version: counts how often what is measured has changed: records of another one are not taken.
-        seconds: what it is likely to take at the scale ``cpu``, for the plan.
+        name: name of its record.
+        function: ``function(context, **runs, **options) -> {name: number, list or tensor}``, where ``context`` is a
+            `torchcaps.reproduce.runner.MeasurementContext`.
+        runs: the trained networks that it needs, by argument name.
+        ensemble_size: number of networks per run, with consecutive seeds (two at the scale ``smoke``).
+        options: keyword arguments of the function at the scale ``full``.
+        cpu, smoke: overrides of ``options`` at these scales.
+        depends_on: measurements whose results it reads, by name.
+        output_file: file in its working directory that dependent measurements read.
+        seed_independent: the result does not depend on the seed, so it is measured once.
+        datasets: data sets that it reads in addition to those of its runs.
+        version: incremented if the definition of the measurement changes; records of other versions are ignored.
+        estimated_seconds: duration at the scale ``cpu``, for the plan.
     """
 
     name: str
     function: Callable[..., dict[str, Any]]
     runs: Mapping[str, Run] = field(default_factory=dict, hash=False)
-    members: int = 1
+    ensemble_size: int = 1
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     cpu: Mapping[str, Any] = field(default_factory=dict, hash=False)
     smoke: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    after: Mapping[str, "Measure"] = field(default_factory=dict, hash=False)
-    leaves: str = ""
-    once: bool = False
-    data: tuple[str, ...] = ()
+    depends_on: Mapping[str, "Measurement"] = field(default_factory=dict, hash=False)
+    output_file: str = ""
+    seed_independent: bool = False
+    datasets: tuple[str, ...] = ()
     version: int = 1
-    seconds: float = 20.0
+    estimated_seconds: float = 20.0
 
 
-Source = Run | Measure | Parameters
+Source = Run | Measurement | ParameterCount
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A number of a table.
+    """A table cell.
 
     Args:
-        published: what the paper prints; ``None`` where it prints nothing, or nothing that can be read.
-        source: where ours comes from; ``None``: it is not ours to measure.
-        read: which number of a record: ``"error"`` or ``"accuracy"`` of the test images in per cent, ``"parameters"``,
-            or the name of one of a measurement's.
+        published: the printed number; ``None`` if the paper prints none or it is not legible.
+        source: source of our number; ``None`` if we do not measure it.
+        metric: ``"error"`` or ``"accuracy"`` on the test set in per cent, ``"seconds"``, ``"steps"`` or ``"epochs"`` of
+            a run, or a key of a measurement's results.
     """
 
     published: Published | float | None = None
     source: Source | None = None
-    read: str = "error"
+    metric: str = "error"
 
     @property
     def printed(self) -> Published | None:
-        """What the paper prints."""
+        """The published number as a `Published`."""
         if isinstance(self.published, int | float):
             return Published(float(self.published))
         return self.published
 
 
 @dataclass(frozen=True)
-class Row:
-    """A row of a table.
+class TableRow:
+    """A table row.
 
     Args:
-        label: what stands before it.
-        cells: a cell for each column that it has.
-        alike: rows with the same word here vary alike from seed to seed, and share what is known of that variance. Runs
-            of one column do where they have none; measurements without a word share it with no other.
+        label: first column.
+        cells: cells by column name.
+        variance_group: rows of the same group share one pooled estimate of the variance between seeds. Runs in one
+            column with the default ``""`` are pooled; measurements with the default are not.
     """
 
     label: str
     cells: Mapping[str, Cell] = field(hash=False)
-    alike: str = ""
+    variance_group: str = ""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What a paper says of two of its numbers, to be held against ours.
+    """A claim of the paper that compares two numbers of a table.
 
     Args:
         text: the claim.
-        better, worse: (row, column) of the two.
-        lower: whether less is better, as of errors.
+        better, worse: (row label, column name) of the two numbers.
+        lower_is_better: ``True`` for errors, ``False`` for accuracies.
     """
 
     text: str
     better: tuple[str, str]
     worse: tuple[str, str]
-    lower: bool = True
+    lower_is_better: bool = True
 
 
 @dataclass(frozen=True)
 class Item:
-    """A table or a figure.
+    """A table or figure.
 
     Args:
-        name: on the command line: ``table1``, ``fig4``.
-        title: as the paper calls it.
-        about: what it shows, in a sentence.
-        columns: of the table; each a (name, unit).
-        rows: the literal.
-        claims: what the paper reads off it.
-        draw: ``draw(results, out)`` draws its figure from records; by default ours beside the paper's, as points.
-        measures: measurements that only the figure needs.
-        notes: what must be known to read it: what can't be right, what the paper leaves open, what we chose.
+        name: name on the command line: ``table1``, ``fig4``.
+        title: title in the paper.
+        description: one sentence about its content.
+        columns: unit by column name.
+        rows: the table.
+        claims: claims of the paper that the table supports.
+        draw: ``draw(results, out)`` draws the figure from a `torchcaps.reproduce.statistics.Results`; by default our
+            numbers are plotted next to the published ones.
+        measurements: measurements that only the figure needs.
+        notes: caveats, our choices if the paper is silent, and errors in the paper.
     """
 
     name: str
     title: str
-    about: str
+    description: str
     columns: Mapping[str, str] = field(default_factory=dict, hash=False)
-    rows: tuple[Row, ...] = ()
+    rows: tuple[TableRow, ...] = ()
     claims: tuple[Claim, ...] = ()
     draw: Callable[[Any, Path], None] | None = None
-    measures: tuple[Measure, ...] = ()
+    measurements: tuple[Measurement, ...] = ()
     notes: tuple[str, ...] = ()
 
     def sources(self, rows: tuple[str, ...] = (), columns: tuple[str, ...] = ()) -> list[Source]:
-        """Return what has to be there for it, each once: that of some rows and columns, or all and the figure's."""
+        """Return the distinct sources of some rows and columns; by default of all, and of the figure."""
         chosen = [row for row in self.rows if not rows or row.label in rows]
         cells = [cell for row in chosen for name, cell in row.cells.items() if not columns or name in columns]
-        found: list[Source] = [cell.source for cell in cells if cell.source is not None]
-        found += () if rows or columns else self.measures
-        return list(dict.fromkeys(found))
+        sources: list[Source] = [cell.source for cell in cells if cell.source is not None]
+        sources += () if rows or columns else self.measurements
+        return list(dict.fromkeys(sources))
+
+    def select_rows(self, selectors: list[str]) -> tuple[str, ...]:
+        """Return the labels of the rows that match any selector: an index from 1, a label or a part of one.
+
+        Raises:
+            ValueError: a selector matches no row.
+        """
+        return self._select(selectors, [row.label for row in self.rows], "row")
+
+    def select_columns(self, selectors: list[str]) -> tuple[str, ...]:
+        """Return the names of the columns that match any selector; see `select_rows`."""
+        return self._select(selectors, list(self.columns), "column")
+
+    def _select(self, selectors: list[str], names: list[str], kind: str) -> tuple[str, ...]:
+        selected: set[str] = set()
+        for selector in selectors:
+            if selector.isdigit() and 1 <= int(selector) <= len(names):
+                matches = {names[int(selector) - 1]}
+            else:
+                exact = {name for name in names if name.lower() == selector.lower()}
+                matches = exact or {name for name in names if selector.lower() in name.lower()}
+            if not matches:
+                listing = "; ".join(f"{index} {name!r}" for index, name in enumerate(names, start=1))
+                expected = f"expected one of {listing}" if listing else f"it has no {kind}s"
+                raise ValueError(f"{self.title} has no {kind} {selector!r}: {expected}")
+            selected |= matches
+        return tuple(name for name in names if name in selected)
 
 
 @dataclass(frozen=True)
@@ -187,27 +215,27 @@ class Paper:
     """A paper.
 
     Args:
-        name: on the command line.
-        citation: authors, title, where.
-        claimed: what it says it has shown.
-        cost: what its own setting takes.
-        deviations: where we differ, and why.
-        items: its tables and figures.
-        scale: what the scale ``cpu`` changes, in words.
+        name: name on the command line.
+        citation: authors, title, venue.
+        summary: the paper's main claims.
+        cost: cost of the paper's own setting.
+        cpu_scale: what the scale ``cpu`` changes.
+        deviations: where we differ from the paper, and why.
+        items: tables and figures.
     """
 
     name: str
     citation: str
-    claimed: str
+    summary: str
     cost: str
-    scale: str
+    cpu_scale: str
     deviations: tuple[str, ...]
     items: tuple[Item, ...]
 
     def item(self, name: str) -> Item:
-        """Return a table or figure; list what there is where there is no such one."""
-        known = {item.name: item for item in self.items}
+        """Return a table or figure by name; ``"Table 1"``, ``"figure 4"`` and ``"table1"`` are accepted."""
+        items = {item.name: item for item in self.items}
         key = name.lower().replace(" ", "").replace(".", "").replace("figure", "fig").replace("section", "sec")
-        if key not in known:
-            raise ValueError(f"{self.name} has no {name!r}: there are {', '.join(known)}")
-        return known[key]
+        if key not in items:
+            raise ValueError(f"{self.name} has no item {name!r}: expected one of {', '.join(items)}")
+        return items[key]

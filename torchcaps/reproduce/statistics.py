@@ -1,6 +1,7 @@
-"""From records to numbers: the mean over seeds with a 95 % interval, and whether a paper's claim holds."""
+"""Statistics of records: mean over seeds with a 95 % confidence interval, and verdicts on a paper's claims."""
 
 import dataclasses
+import enum
 import math
 import statistics
 from collections.abc import Iterator
@@ -8,31 +9,48 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from torchcaps.metrics import wilson_interval
-from torchcaps.reproduce.schema import Cell, Claim, Item, Measure, Parameters, Row, Run, Source
-from torchcaps.reproduce.store import Job, Store, from_hex
+from torchcaps._core.serialize import unpack_bits
+from torchcaps._core.stats import wilson_interval
+from torchcaps.reproduce.schema import Cell, Claim, Item, Measurement, ParameterCount, Run, Source, TableRow
+from torchcaps.reproduce.store import RecordKey, RecordStore, has_diverged
 from torchcaps.training import RunSpec
 from torchcaps.training.setup import make_network
 
-__all__ = ["Results", "Value", "Verdict", "n_parameters"]
+__all__ = [
+    "Estimate",
+    "Results",
+    "Verdict",
+    "VerdictKind",
+    "count_parameters",
+    "mean_with_interval",
+    "student_quantile",
+]
 
-NORMAL = 1.959964
-SIGNED = (None, "", "%")  # units of columns in which a number may be below zero
+NORMAL_QUANTILE = 1.959964  # two-sided 95 %
+# Two-sided 95 % quantiles of Student's t by degrees of freedom, from 1.
+STUDENT_QUANTILES = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
+)  # fmt: skip
+SIGNED_UNITS = (None, "", "%")  # units of columns whose numbers may be negative
 
 
 @dataclass(frozen=True)
-class Value:
-    """A number of ours.
+class Estimate:
+    """Our number for a table cell.
+
+    The interval combines two independent parts, added in quadrature: that of the test images (Wilson's interval of a
+    fraction, or that of a mean over images) and that of the mean over seeds (Student's t; the variance is pooled over
+    the runs of a column). All seeds are tested on the same images, so more seeds do not shrink the first part.
 
     Args:
-        mean: over the seeds.
-        low, high: the 95 % interval: of the share on so many test images (Wilson's) or of a mean over images, and of
-            the mean over seeds (Student's, its variance pooled over the runs of a column), added in squares. The same
-            images test every seed, so that more seeds do not make the first part smaller.
-        spread: the standard deviation over the seeds, ``None`` for one.
-        seeds: how many. diverged: how many more did not train.
-        once: whether there is nothing that a seed decides.
+        mean: mean over the seeds.
+        low, high: bounds of the 95 % interval.
+        spread: standard deviation over the seeds; ``None`` for one seed.
+        seeds: number of seeds that trained.
+        diverged: number of seeds that diverged.
+        seed_independent: the number does not depend on a seed.
     """
 
     mean: float
@@ -41,262 +59,293 @@ class Value:
     spread: float | None
     seeds: int
     diverged: int = 0
-    once: bool = False
+    seed_independent: bool = False
+
+
+class VerdictKind(enum.Enum):
+    """Outcome of comparing our numbers with a claim."""
+
+    HOLDS = "holds"
+    CONTRADICTED = "contradicted"
+    UNDECIDED = "undecided"
+    NOT_RUN = "not_run"
+    WORSE_DIVERGED = "worse_diverged"  # the claim holds, since only the better one trained
+    BETTER_DIVERGED = "better_diverged"  # the claim is contradicted, since only the worse one trained
+    BOTH_DIVERGED = "both_diverged"
+    SINGLE_AGREES = "single_agrees"  # one measurement of each, so no interval
+    SINGLE_DISAGREES = "single_disagrees"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What our numbers say of a claim.
+    """Verdict on a claim.
 
     Args:
         claim: the claim.
-        word: ``"holds"``, ``"contradicted"``, ``"undecided"`` or ``"not run"``; ``"one measurement agrees"``, or
-            disagrees, where there is no interval.
-        difference: by how much the better is better; ``half`` of its 95 % interval.
-        seeds: how many there were of the one that has fewer: of one, the interval is that of the images alone.
+        kind: the outcome.
+        difference: improvement of the better over the worse number.
+        half_width: half-width of the 95 % interval of the difference; 0 if there is no interval.
+        seeds: number of seeds of the side that has fewer.
     """
 
     claim: Claim
-    word: str
+    kind: VerdictKind
     difference: float = 0.0
-    half: float = 0.0
+    half_width: float = 0.0
     seeds: int = 0
-
-    def __str__(self) -> str:
-        if not self.difference and not self.half:
-            return f"{self.word}: {self.claim.text}"
-        half = f" ± {self.half:.2g}" if self.half else ""
-        seeds = f", {self.seeds} seeds" if self.seeds > 1 and self.half else ""
-        word = f"{self.word} with one seed" if self.seeds == 1 and self.half else self.word
-        return f"{word}: {self.claim.text} (by {self.difference:.2g}{half}{seeds})"
 
 
 class Results:
-    """What there is for an item: records by source, and numbers read off them."""
+    """The records of an item, and the numbers computed from them."""
 
-    def __init__(self, item: Item, store: Store) -> None:
+    def __init__(self, item: Item, store: RecordStore) -> None:
         self.item, self.store = item, store
 
     @property
     def title(self) -> str:
-        """What stands over a figure that shows one seed's: curves, images."""
+        """Title of a figure that shows the first seed."""
         return f"{self.item.title}, scale {self.store.scale}, seed 0"
 
     def records(self, source: Source) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Give the records of a source, seed by seed."""
-        if isinstance(source, Parameters):
+        """Yield (seed, record) for each record of a source."""
+        if isinstance(source, ParameterCount):
             return
         for seed in self.store.seeds(source):
-            found = self.store.record(Job(source, seed))
-            if found is not None:
-                yield seed, found
+            record = self.store.read(RecordKey(source, seed))
+            if record is not None:
+                yield seed, record
 
     def first(self, source: Source) -> dict[str, Any] | None:
-        """Return what came out of a source with its first seed."""
-        return next((record for _, record in self.records(source)), None)
+        """Return the results of the first seed of a source; ``None`` if it has not run."""
+        return next((record["results"] for _, record in self.records(source)), None)
 
-    def value(self, cell: Cell) -> Value | None:
-        """Return our number for a cell; ``None`` where nothing ran."""
+    def estimate(self, cell: Cell) -> Estimate | None:
+        """Return our number for a cell; ``None`` if nothing ran."""
         if cell.source is None:
             return None
-        if isinstance(cell.source, Parameters):
-            count = float(n_parameters(cell.source.run))
-            return Value(count, count, count, None, 0)
-        numbers, halves, images, diverged = [], [], 0, 0
+        if isinstance(cell.source, ParameterCount):
+            count = float(count_parameters(cell.source.run))
+            return Estimate(count, count, count, None, 0)
+        numbers, half_widths, images, diverged = [], [], 0, 0
         for _, record in self.records(cell.source):
-            found = record["found"]
-            if found.get("diverged"):
+            if has_diverged(record):
                 diverged += 1
                 continue
-            number = _number(found, cell)
+            results = record["results"]
+            number = _number(results, cell)
             if number is not None:
                 numbers.append(number)
-                halves.append(found.get(f"{cell.read}_half") or 0.0)
-                images = found.get("n" if isinstance(cell.source, Run) else f"{cell.read}_images") or 0
+                half_widths.append(results.get(f"{cell.metric}_ci95") or 0.0)
+                images = results.get("n" if isinstance(cell.source, Run) else f"{cell.metric}_images") or 0
         if not numbers:
-            return Value(math.nan, math.nan, math.nan, None, 0, diverged) if diverged else None
-        unit = self.item.columns.get(self._place(cell)[1])
-        bounds = (0.0, 100.0) if images else (0.0, 1.0) if unit == "ratio" else (0.0, math.inf)
-        if unit in SIGNED and not images:
-            bounds = (-math.inf, math.inf)
-        value = _summed(numbers, images, max(halves), diverged, self._noise(cell), bounds)
-        once = isinstance(cell.source, Measure) and cell.source.once
-        return dataclasses.replace(value, once=once)
+            return Estimate(math.nan, math.nan, math.nan, None, 0, diverged) if diverged else None
+        unit = self.item.columns.get(self._location(cell)[1])
+        limits = (0.0, 100.0) if images else (0.0, 1.0) if unit == "ratio" else (0.0, math.inf)
+        if unit in SIGNED_UNITS and not images:
+            limits = (-math.inf, math.inf)
+        estimate = _estimate(numbers, images, max(half_widths), diverged, self._seed_variance(cell), limits)
+        seed_independent = isinstance(cell.source, Measurement) and cell.source.seed_independent
+        return dataclasses.replace(estimate, seed_independent=seed_independent)
 
-    def _noise(self, cell: Cell) -> tuple[float, int] | None:
-        """Return the variance of a number from seed to seed, and its degrees of freedom.
+    def _seed_variance(self, cell: Cell) -> tuple[float, int] | None:
+        """Return the variance of a number between seeds and its degrees of freedom; ``None`` if it is unknown.
 
-        Of two or three seeds it is hardly known. Runs of one column are alike enough to share it, unless their rows say
-        otherwise: it is pooled over those of them that have several seeds. Measurements share it where their rows do.
+        Two or three seeds say little about it, so it is pooled over the rows of a column with the same
+        ``variance_group`` that have several seeds.
         """
-        alike = [cell]
-        row, column = self._place(cell)
-        if row is not None and (row.alike or isinstance(cell.source, Run)):
-            alike = [r.cells[column] for r in self.item.rows if column in r.cells and r.alike == row.alike]
+        group = [cell]
+        row, column = self._location(cell)
+        if row is not None and (row.variance_group or isinstance(cell.source, Run)):
+            rows = [r for r in self.item.rows if column in r.cells and r.variance_group == row.variance_group]
+            group = [r.cells[column] for r in rows]
         total, freedom = 0.0, 0
-        for other in alike:
+        for other in group:
             if other.source is None or type(other.source) is not type(cell.source):
                 continue
-            if isinstance(cell.source, Run) and other.read != cell.read:
+            if isinstance(cell.source, Run) and other.metric != cell.metric:
                 continue
-            numbers = [_number(record["found"], other) for _, record in self.records(other.source)]
+            numbers = [_number(record["results"], other) for _, record in self.records(other.source)]
             known = [number for number in numbers if number is not None]
             if len(known) > 1:
                 total += statistics.variance(known) * (len(known) - 1)
                 freedom += len(known) - 1
         return (total / freedom, freedom) if freedom else None
 
-    def _place(self, cell: Cell) -> tuple[Row | None, str]:
-        """Return the row and the column that a cell stands in."""
+    def _location(self, cell: Cell) -> tuple[TableRow | None, str]:
+        """Return the row and the column name of a cell."""
         return next(((row, name) for row in self.item.rows for name, c in row.cells.items() if c is cell), (None, ""))
 
     def cell(self, row: str, column: str) -> Cell:
-        """Return a cell by the labels of its row and column."""
-        (found,) = (r for r in self.item.rows if r.label == row)
-        return found.cells[column]
+        """Return the cell of a row label and a column name."""
+        (match,) = (r for r in self.item.rows if r.label == row)
+        return match.cells[column]
 
     def verdicts(self) -> list[Verdict]:
-        """Return what our numbers say of the item's claims."""
+        """Return the verdicts on the item's claims."""
         return [self.verdict(claim) for claim in self.item.claims]
 
     def verdict(self, claim: Claim) -> Verdict:
-        """Return what our numbers say of a claim: by whether the interval of the difference excludes 0.
+        """Return the verdict on a claim: it holds if the 95 % interval of the difference lies above 0.
 
-        Two runs that were tested on the same images are compared image by image, which is far sharper: most images are
-        right, or wrong, with both.
+        Two runs that were tested on the same images are compared image by image, which is far more precise: most
+        images are classified correctly, or incorrectly, by both.
         """
-        better, worse = (self.value(self.cell(*place)) for place in (claim.better, claim.worse))
+        better, worse = (self.estimate(self.cell(*location)) for location in (claim.better, claim.worse))
         if better is None or worse is None:
-            return Verdict(claim, "not run")
-        if better.seeds == 0 or worse.seeds == 0:  # one of them did not train, or neither
-            trained = [value.seeds > 0 for value in (better, worse)]
-            words = {(True, False): "holds, the other did not train", (False, True): "contradicted, it did not train"}
-            return Verdict(claim, words.get((trained[0], trained[1]), "neither trained"))
-        seeds = min(better.seeds, worse.seeds)
-        difference = worse.mean - better.mean if claim.lower else better.mean - worse.mean
+            return Verdict(claim, VerdictKind.NOT_RUN)
+        if not better.seeds and not worse.seeds:
+            return Verdict(claim, VerdictKind.BOTH_DIVERGED)
+        if not worse.seeds:
+            return Verdict(claim, VerdictKind.WORSE_DIVERGED)
+        if not better.seeds:
+            return Verdict(claim, VerdictKind.BETTER_DIVERGED)
         cells = self.cell(*claim.better), self.cell(*claim.worse)
-        paired = self._paired(*cells) or self._together(*cells, claim.lower)
+        paired = self._paired_by_image(*cells) or self._paired_by_seed(*cells, claim.lower_is_better)
         if paired is not None:
-            difference, half = paired
-            word = "holds" if difference > half else "contradicted" if -difference > half else "undecided"
-            return Verdict(claim, word, difference, half, seeds)
-        half = math.hypot(*((value.high - value.low) / 2 for value in (better, worse)))
-        if not half:  # one measurement of each: no interval, no verdict
-            word = "one measurement agrees" if difference > 0 else "one measurement disagrees"
-            return Verdict(claim, word, difference)
-        word = "holds" if difference > half else "contradicted" if -difference > half else "undecided"
-        return Verdict(claim, word, difference, half, seeds)
+            difference, half_width = paired
+        else:
+            difference = worse.mean - better.mean if claim.lower_is_better else better.mean - worse.mean
+            half_width = math.hypot(*((estimate.high - estimate.low) / 2 for estimate in (better, worse)))
+            if not half_width:
+                kind = VerdictKind.SINGLE_AGREES if difference > 0 else VerdictKind.SINGLE_DISAGREES
+                return Verdict(claim, kind, difference)
+        kind = VerdictKind.UNDECIDED
+        if abs(difference) > half_width:
+            kind = VerdictKind.HOLDS if difference > 0 else VerdictKind.CONTRADICTED
+        return Verdict(claim, kind, difference, half_width, min(better.seeds, worse.seeds))
 
-    def _together(self, better: Cell, worse: Cell, lower: bool) -> tuple[float, float] | None:
-        """Return by how much one number of a measurement is better than another of the same, and half of the 95 %
-        interval; ``None`` where they are not of one measurement, have one seed, or share the noise of other rows.
+    def _paired_by_seed(self, better: Cell, worse: Cell, lower_is_better: bool) -> tuple[float, float] | None:
+        """Return the difference of two numbers of one measurement and the half-width of its 95 % interval.
 
-        What a seed decides, such as the images of a GAN, is the same for both: seeds are compared one by one.
+        A seed changes both numbers alike (the images of a GAN, for example), so they are compared seed by seed. Returns
+        ``None`` if the numbers are of two measurements, have one seed, or pool their variance with other rows.
         """
-        if not isinstance(better.source, Measure) or better.source != worse.source:
+        if not isinstance(better.source, Measurement) or better.source != worse.source:
             return None
-        rows = [self._place(cell)[0] for cell in (better, worse)]
-        if any(row is not None and row.alike for row in rows):
+        rows = [self._location(cell)[0] for cell in (better, worse)]
+        if any(row is not None and row.variance_group for row in rows):
             return None
-        found = [record["found"] for _, record in self.records(better.source)]
-        pairs = [(_number(one, better), _number(one, worse)) for one in found]
-        apart = [b - a if lower else a - b for a, b in pairs if a is not None and b is not None]
-        if len(apart) < 2:
+        results = [record["results"] for _, record in self.records(better.source)]
+        pairs = [(_number(one, better), _number(one, worse)) for one in results]
+        complete = [(a, b) for a, b in pairs if a is not None and b is not None]
+        differences = [b - a if lower_is_better else a - b for a, b in complete]
+        if len(differences) < 2:
             return None
-        half = student(len(apart) - 1) * statistics.stdev(apart) / math.sqrt(len(apart))
-        for cell, place in ((better, 0), (worse, 1)):
-            images = found[0].get(f"{cell.read}_images")
+        half_width = (
+            student_quantile(len(differences) - 1) * statistics.stdev(differences) / math.sqrt(len(differences))
+        )
+        for index, cell in enumerate((better, worse)):
+            images = results[0].get(f"{cell.metric}_images")
             if images:
-                mean = statistics.fmean(pair[place] or 0.0 for pair in pairs if None not in pair)
+                mean = statistics.fmean(pair[index] for pair in complete)
                 low, high = wilson_interval(round(mean / 100 * images), images)
-                half = math.hypot(half, 50 * (high - low))
-            half = math.hypot(half, max(one.get(f"{cell.read}_half") or 0.0 for one in found))
-        return statistics.fmean(apart), half
+                half_width = math.hypot(half_width, 50 * (high - low))
+            half_width = math.hypot(half_width, max(one.get(f"{cell.metric}_ci95") or 0.0 for one in results))
+        return statistics.fmean(differences), half_width
 
-    def _paired(self, better: Cell, worse: Cell) -> tuple[float, float] | None:
-        """Return by how much more of the same test images one run recognises than another, in per cent, and half of the
-        95 % interval; ``None`` where they were not tested on the same, or it is not known which were right.
+    def _paired_by_image(self, better: Cell, worse: Cell) -> tuple[float, float] | None:
+        """Return the difference in accuracy of two runs on the same test images, in per cent, and the half-width of its
+        95 % interval; ``None`` if the test images differ or if per-image results are missing.
         """
         if not (isinstance(better.source, Run) and isinstance(worse.source, Run)):
             return None
         one, other = ([r for _, r in self.records(source)] for source in (better.source, worse.source))
-        one, other = ([r for r in records if not r["found"].get("diverged")] for records in (one, other))
-        if len({repr(_tested(record)) for record in one + other}) != 1:
+        one, other = ([r for r in records if not has_diverged(r)] for records in (one, other))
+        if len({repr(_test_set(record)) for record in one + other}) != 1:
             return None
-        if any(record["found"].get("right") is None for record in one + other):
+        if any(record["results"].get("correct") is None for record in one + other):
             return None
-        means = [torch.stack([_right(record) for record in records]).mean(0) for records in (one, other)]  # [images]
-        apart = means[0] - means[1]
-        half = 100 * NORMAL * math.sqrt(float(apart.var()) / len(apart))
-        noise = [found for cell in (better, worse) if (found := self._noise(cell)) is not None]
-        if noise:  # where it is known of one of the two only, it stands for both
-            of_seeds = noise[0][0] / len(one) + noise[-1][0] / len(other)
-            half = math.hypot(half, student(min(found[1] for found in noise)) * math.sqrt(of_seeds))
-        return 100 * float(apart.mean()), half
+        means = [torch.stack([_correct(record) for record in records]).mean(0) for records in (one, other)]  # [images]
+        differences = means[0] - means[1]
+        half_width = 100 * NORMAL_QUANTILE * math.sqrt(float(differences.var()) / len(differences))
+        variances = [v for cell in (better, worse) if (v := self._seed_variance(cell)) is not None]
+        if variances:  # if it is known for one of the two only, it is used for both
+            variance = variances[0][0] / len(one) + variances[-1][0] / len(other)
+            freedom = min(v[1] for v in variances)
+            half_width = math.hypot(half_width, student_quantile(freedom) * math.sqrt(variance))
+        return 100 * float(differences.mean()), half_width
 
 
-def _tested(record: dict[str, Any]) -> tuple[Any, ...]:
-    """Return what a run was tested on."""
+def _test_set(record: dict[str, Any]) -> tuple[Any, ...]:
     config = record["config"]
-    own = not config["test_data"]
-    options = config["data_options"] if own else config["test_options"]
-    return config["data"] if own else config["test_data"], options, config["max_test_images"], record["found"]["n"]
+    same_data = not config["test_data"]
+    options = config["data_options"] if same_data else config["test_options"]
+    return (
+        config["data"] if same_data else config["test_data"],
+        options,
+        config["max_test_images"],
+        record["results"]["n"],
+    )
 
 
-def _right(record: dict[str, Any]) -> torch.Tensor:
-    return from_hex(record["found"]["right"], record["found"]["n"]).double()
+def _correct(record: dict[str, Any]) -> Tensor:
+    """Return 1 for each test image that is classified correctly, else 0: ``[images]``."""
+    return unpack_bits(record["results"]["correct"], record["results"]["n"]).double()
 
 
-def _number(found: dict[str, Any], cell: Cell) -> float | None:
-    if isinstance(cell.source, Measure):
-        value = found.get(cell.read)
+def _number(results: dict[str, Any], cell: Cell) -> float | None:
+    """Return the number of a record that a cell shows; ``None`` if the record does not have it."""
+    if isinstance(cell.source, Measurement):
+        value = results.get(cell.metric)
         return None if value is None else float(value)
-    if found["accuracy"] is None:
+    if results["accuracy"] is None:
         return None
-    return {"error": 100 * (1 - found["accuracy"]), "accuracy": 100 * found["accuracy"], **_rest(found)}[cell.read]
+    if cell.metric in ("error", "accuracy"):
+        fraction = results["accuracy"]
+        return 100 * (fraction if cell.metric == "accuracy" else 1 - fraction)
+    return results[cell.metric]
 
 
-def _rest(found: dict[str, Any]) -> dict[str, float]:
-    return {name: found[name] for name in ("seconds", "steps", "epochs")}
+def mean_with_interval(name: str, values: Tensor) -> dict[str, float | None]:
+    """Return the mean over images and the half-width of its 95 % interval, as ``name`` and ``{name}_ci95``.
+
+    Args:
+        name: name of the number in a record.
+        values: one or more numbers per image; the first axis is that of the images.
+    """
+    if not len(values):
+        return {name: None}
+    per_image = values.double().flatten(1).mean(1) if values.dim() > 1 else values.double()
+    half_width = NORMAL_QUANTILE * float(per_image.std()) / math.sqrt(len(per_image)) if len(per_image) > 1 else 0.0
+    return {name: float(per_image.mean()), f"{name}_ci95": half_width}
 
 
-# Student's t: what 95 % lie within, by degrees of freedom; beyond these the normal's is near enough.
-STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
+def student_quantile(freedom: int) -> float:
+    """Return the two-sided 95 % quantile of Student's t; an approximation beyond the table."""
+    if freedom <= len(STUDENT_QUANTILES):
+        return STUDENT_QUANTILES[freedom - 1]
+    return NORMAL_QUANTILE * (1 + 1.3 / freedom)
 
 
-def student(freedom: int) -> float:
-    """Return the factor of a standard error whose variance has so many degrees of freedom."""
-    return STUDENT[freedom - 1] if freedom <= len(STUDENT) else NORMAL * (1 + 1.3 / freedom)
-
-
-def _summed(
+def _estimate(
     numbers: list[float],
     images: int,
-    half: float,
+    half_width: float,
     diverged: int,
-    noise: tuple[float, int] | None,
+    variance: tuple[float, int] | None,
     limits: tuple[float, float],
-) -> Value:
+) -> Estimate:
+    """Return the mean with its interval: of ``images`` test images or ``half_width``, and of the seeds' variance."""
     mean = statistics.fmean(numbers)
     spread = statistics.stdev(numbers) if len(numbers) > 1 else None
-    low = high = half
-    if images:  # a share in per cent
-        bounds = wilson_interval(round(mean / 100 * images), images)
-        low, high = mean - 100 * bounds[0], 100 * bounds[1] - mean
-    if noise is not None:
-        of_seeds = student(noise[1]) * math.sqrt(noise[0] / len(numbers))
-        low, high = math.hypot(low, of_seeds), math.hypot(high, of_seeds)
-    return Value(mean, max(limits[0], mean - low), min(limits[1], mean + high), spread, len(numbers), diverged)
+    below = above = half_width
+    if images:  # a fraction in per cent
+        low, high = wilson_interval(round(mean / 100 * images), images)
+        below, above = mean - 100 * low, 100 * high - mean
+    if variance is not None:
+        seeds = student_quantile(variance[1]) * math.sqrt(variance[0] / len(numbers))
+        below, above = math.hypot(below, seeds), math.hypot(above, seeds)
+    return Estimate(mean, max(limits[0], mean - below), min(limits[1], mean + above), spread, len(numbers), diverged)
 
 
-_COUNTS: dict[str, int] = {}
+_PARAMETER_COUNTS: dict[str, int] = {}
 
 
-def n_parameters(run: Run) -> int:
-    """Return the parameters of a run's model in the paper's own size; nothing is allocated for it."""
+def count_parameters(run: Run) -> int:
+    """Return the number of parameters of a run's model at the paper's size, without allocating them."""
     spec = RunSpec.of(run.model, **run.changes)
     key = f"{spec.model} {sorted(map(str, spec.model_options.items()))}"
-    if key not in _COUNTS:
+    if key not in _PARAMETER_COUNTS:
         with torch.device("meta"):
-            _COUNTS[key] = make_network(spec).n_parameters
-    return _COUNTS[key]
+            _PARAMETER_COUNTS[key] = make_network(spec).n_parameters
+    return _PARAMETER_COUNTS[key]

@@ -1,13 +1,11 @@
-"""What came out, on disk: a JSON file for each run and each measurement, images and long lists beside it, ``.npz``."""
+"""Records on disk: one JSON file per run and per measurement, large arrays in an ``.npz`` file next to it."""
 
-import dataclasses
-import datetime
 import io
 import json
-import os
+import pickle
 import re
-import shlex
-import sys
+import struct
+import time
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,281 +15,329 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcaps._core.files import move_into_place, staging_directory
-from torchcaps._core.machine import describe_machine
+from torchcaps._core.files import atomic_path, write_atomic
+from torchcaps._core.machine import describe_machine, record_header
 from torchcaps._core.optional import import_optional
+from torchcaps._core.serialize import to_json
 from torchcaps.reproduce.scales import Scale, run_spec
-from torchcaps.reproduce.schema import Measure, Run
+from torchcaps.reproduce.schema import Measurement, Run
 from torchcaps.training import RunSpec
 from torchcaps.training.errors import RunError
 from torchcaps.training.logging import read_metrics
 from torchcaps.training.run_dir import RunFolder
+from torchcaps.training.state import StopReason
 
-__all__ = ["RESULTS", "WORK", "Job", "Store", "as_hex", "from_hex", "source_name", "write_whole"]
+__all__ = [
+    "RESULTS_DIRECTORY",
+    "WORK_DIRECTORY",
+    "MeasurementCheckpoint",
+    "RecordKey",
+    "RecordStore",
+    "has_diverged",
+]
 
-RESULTS = Path("results/papers")
-WORK = Path("runs/papers")
-FEW = 64  # numbers of a list that a person may want to read in the JSON file
+RESULTS_DIRECTORY = Path("results/papers")
+WORK_DIRECTORY = Path("runs/papers")
+MAX_JSON_ELEMENTS = 64  # larger tensors are stored in the .npz file
+CHECKPOINT_INTERVAL_S = 60.0
 
 
 @dataclass(frozen=True)
-class Job:
-    """A run or a measurement with a seed: what is done once and has one record."""
+class RecordKey:
+    """A run or measurement with a seed: the identity of one record."""
 
-    source: Run | Measure
+    source: Run | Measurement
     seed: int
 
-    def key(self, scale: Scale) -> str:
-        """Return the name of its record."""
-        return f"{source_name(self.source, scale)}-seed{self.seed}"
+    def name(self, scale: Scale) -> str:
+        """Return the file name of the record, without suffix."""
+        return f"{_source_name(self.source, scale)}-seed{self.seed}"
 
 
-_NAMES: dict[tuple[str, Scale], str] = {}  # of runs, which take a while to name
+_SOURCE_NAMES: dict[tuple[str, Scale], str] = {}  # cache: hashing the settings of a run takes milliseconds
 
 
-def source_name(source: Run | Measure, scale: Scale) -> str:
-    """Return what the records of a source are called, whatever their seed."""
-    if isinstance(source, Measure):
+def _source_name(source: Run | Measurement, scale: Scale) -> str:
+    if isinstance(source, Measurement):
         return source.name
-    words = repr(source), scale
-    if words not in _NAMES:
-        _NAMES[words] = run_spec(source, scale).record_name()
-    return _NAMES[words]
+    key = repr(source), scale
+    if key not in _SOURCE_NAMES:
+        _SOURCE_NAMES[key] = run_spec(source, scale).record_name()
+    return _SOURCE_NAMES[key]
 
 
-class Store:
+class RecordStore:
     """The records of one scale.
 
     Args:
-        scale: which.
-        results: where records, tables and figures are written, a folder for each scale.
-        work: where runs are trained, with their checkpoints.
+        scale: the scale.
+        results: directory of records, tables and figures; each scale has a subdirectory.
+        work: directory of the training runs and of intermediate files; each scale has a subdirectory.
+
+    Attributes:
+        skip_unreadable: collect unreadable records in ``problems`` instead of raising a `RunError`.
+        problems: one message per unreadable record or item, by path or item.
     """
 
-    def __init__(self, scale: Scale, results: Path | str = RESULTS, work: Path | str = WORK) -> None:
+    def __init__(
+        self, scale: Scale, results: Path | str = RESULTS_DIRECTORY, work: Path | str = WORK_DIRECTORY
+    ) -> None:
         self.scale: Scale = scale
         self.results, self.work = Path(results).expanduser() / scale, Path(work).expanduser() / scale
-        self.problems: dict[str, str] = {}  # of records that can't be read, where they are passed over
-        self.forgiving = False
-        self._read: dict[str, dict[str, Any]] = {}
-        self._prints: dict[str, str] = {}  # of runs, which take a while to name
+        self.skip_unreadable = False
+        self.problems: dict[str, str] = {}
+        self._records: dict[str, dict[str, Any]] = {}
+        self._identities: dict[str, dict[str, Any]] = {}  # cache by the run's repr
 
-    def path(self, job: Job) -> Path:
-        """Return where the record of a job is."""
-        kind = "runs" if isinstance(job.source, Run) else "measures"
-        return self.results / kind / f"{job.key(self.scale)}.json"
+    def path(self, key: RecordKey) -> Path:
+        """Return the path of a record."""
+        kind = "runs" if isinstance(key.source, Run) else "measurements"
+        return self.results / kind / f"{key.name(self.scale)}.json"
 
-    def folder(self, job: Job) -> RunFolder:
-        """Return where a run is trained."""
-        return RunFolder(self.work / job.key(self.scale))
+    def run_directory(self, key: RecordKey) -> RunFolder:
+        """Return the directory in which a run is trained."""
+        return RunFolder(self.work / key.name(self.scale))
 
-    def seeds(self, source: Run | Measure) -> list[int]:
-        """Return the seeds that a source has records of."""
-        first = self.path(Job(source, 0))
-        found = [re.fullmatch(r".*-seed(\d+)", path.stem) for path in first.parent.glob(f"{first.stem[:-1]}*.json")]
-        return sorted(int(match[1]) for match in found if match is not None)
+    def work_directory(self, key: RecordKey) -> Path:
+        """Return the directory of a measurement's checkpoint and output files."""
+        return self.work / key.name(self.scale)
 
-    def record(self, job: Job) -> dict[str, Any] | None:
-        """Return what came out of a job, arrays included; ``None`` where it has not been done."""
-        path = self.path(job)
-        if str(path) not in self._read:
-            found = self._load(path)
-            if found is None or (isinstance(job.source, Run) and not self._is_of(found, job)):
-                return None  # a run with other settings is another one
-            self._read[str(path)] = found
-        found = self._read[str(path)]
-        if isinstance(job.source, Measure) and found["options"] != _plain(self.options(job)):
-            return None  # a measurement with other options is another one
-        return found
+    def seeds(self, source: Run | Measurement) -> list[int]:
+        """Return the seeds for which a source has a record."""
+        first = self.path(RecordKey(source, 0))
+        paths = first.parent.glob(f"{first.stem[:-1]}*.json")
+        matches = [re.fullmatch(r".*-seed(\d+)", path.stem) for path in paths]
+        return sorted(int(match[1]) for match in matches if match is not None)
 
-    def _is_of(self, found: dict[str, Any], job: Job) -> bool:
-        """Return whether a record is that of a run: its name stands for what the run changes, and defaults change."""
-        assert isinstance(job.source, Run)
-        now = run_spec(job.source, self.scale, job.seed).identity()
-        then = {**found["config"], "model_spec": found.get("model_spec", now["model_spec"])}
-        return all(then.get(name) == value for name, value in now.items())
+    def read(self, key: RecordKey) -> dict[str, Any] | None:
+        """Return a record including its arrays; ``None`` if it is missing or was made with other settings."""
+        path = self.path(key)
+        if str(path) not in self._records:
+            record = self._load(path)
+            if record is None or not _same_settings(record["settings"], self.settings(key)):
+                return None
+            self._records[str(path)] = record
+        return self._records[str(path)]
+
+    def has_diverged(self, key: RecordKey) -> bool:
+        """Return whether the record of a run exists and reports divergence."""
+        record = self.read(key)
+        return record is not None and has_diverged(record)
 
     def _load(self, path: Path) -> dict[str, Any] | None:
         try:
-            return self._whole(path)
+            return _read_record(path)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
-            problem = f"{path} is no record ({error}): remove it, and it is made again"
-            if not self.forgiving:
+            problem = f"{path} is not a valid record ({error}): remove it and run 'torchcaps reproduce' again"
+            if not self.skip_unreadable:
                 raise RunError(problem) from error
             self.problems[str(path)] = problem
             return None
 
-    def _whole(self, path: Path) -> dict[str, Any]:
-        """Read a record with its arrays; raise where something is missing."""
-        found = json.loads(path.read_text(encoding="utf-8"))
-        kind = "options" if path.parent.name == "measures" else "config"
-        if not isinstance(found, dict):
-            raise ValueError("it holds no fields")
-        for name in ("found", kind, "machine"):
-            if not isinstance(found.get(name), dict):
-                raise ValueError(f"it lacks {name!r}")
-        if kind == "config" and not found["found"].get("diverged"):
-            _check_tested(found["found"])
-        if found.get("arrays"):
-            numpy = import_optional("numpy", "arrays of records")
-            try:
-                with numpy.load(path.with_suffix(".npz")) as file:
-                    found["found"] |= {name: torch.from_numpy(file[name]) for name in found["arrays"]}
-            except FileNotFoundError as error:
-                raise ValueError(f"{path.with_suffix('.npz').name} is missing beside it") from error
-        return found
+    def settings(self, key: RecordKey) -> dict[str, Any]:
+        """Return the settings that decide the result of a key, as JSON values.
 
-    def options(self, job: Job) -> dict[str, Any]:
-        """Return the options of a measurement at this scale, with what its networks are."""
-        measure = job.source
-        assert isinstance(measure, Measure)
-        options = dict(measure.options)
-        options |= measure.cpu if self.scale == "cpu" else {}
-        options |= measure.smoke if self.scale == "smoke" else {}
-        runs = {name: self._net_name(run, job.seed) for name, run in measure.runs.items()}
-        after = {name: self.options(Job(before, job.seed)) for name, before in measure.after.items()}
-        version = {"version": measure.version} if measure.version > 1 else {}
-        return {**options, **version, **({"runs": runs} if runs else {}), **({"after": after} if after else {})}
+        These are the identity of a run, or the options of a measurement with the settings of its runs and dependencies.
+        """
+        source = key.source
+        if isinstance(source, Run):
+            return {"record": key.name(self.scale), "identity": self._identity(source)}
+        return {
+            "options": to_json(self.options(source)),
+            "version": source.version,
+            "runs": {name: self.settings(RecordKey(run, key.seed)) for name, run in source.runs.items()},
+            "depends_on": {name: self.settings(RecordKey(m, key.seed)) for name, m in source.depends_on.items()},
+        }
 
-    def _net_name(self, run: Run, seed: int) -> str:
-        """Return what a measurement calls one of its networks: the run's name, and all of its settings in short."""
-        words = repr(run)
-        if words not in self._prints:
-            self._prints[words] = run_spec(run, self.scale).identity_hash()
-        return f"{Job(run, seed).key(self.scale)} {self._prints[words]}"
+    def options(self, measurement: Measurement) -> dict[str, Any]:
+        """Return the keyword arguments of a measurement's function at this scale."""
+        overrides = {"cpu": measurement.cpu, "smoke": measurement.smoke}.get(self.scale, {})
+        return {**measurement.options, **overrides}
 
-    def write_run(self, job: Job, right: Tensor | None) -> None:
-        """Write the record of a run that is over; ``right``: for each test image whether it was recognised."""
-        assert isinstance(job.source, Run)
-        folder = self.folder(job)
-        report = json.loads(folder.results.read_text(encoding="utf-8"))
-        config = {k: v for k, v in folder.read_config().to_plain().items() if k != "data_dir"}
+    def _identity(self, run: Run) -> dict[str, Any]:
+        key = repr(run)
+        if key not in self._identities:
+            self._identities[key] = run_spec(run, self.scale).identity()
+        return self._identities[key]
+
+    def write_run(self, key: RecordKey) -> None:
+        """Write the record of a finished run from its run directory."""
+        assert isinstance(key.source, Run)
+        directory = self.run_directory(key)
+        report = json.loads(directory.results.read_text(encoding="utf-8"))
         test = report["test"].get(report["eval_weights"]) or {}
-        found = {
+        results = {
             "stop_reason": report["stop_reason"],
             "epochs": report["epochs"],
             "steps": report["steps"],
             "seconds": report["seconds"],
-            "weights": report["eval_weights"],
+            "eval_weights": report["eval_weights"],
             "accuracy": test.get("accuracy"),
             "n": test.get("n"),
-            "n_right": test.get("n_right"),
+            "n_correct": test.get("n_right"),
             "tests": {kind: {k: one[k] for k in ("accuracy", "loss")} for kind, one in report["test"].items()},
-            "by_class": test.get("found"),
-            "right": None if right is None else as_hex(right),
+            "per_class": test.get("found"),
+            "correct": test.get("correct"),
         }
-        curve = [{k: v for k, v in row.items() if v is not None} for row in read_metrics(folder.metrics)]
-        rest = {"curve": curve, "machine": report["machine"]}
-        self._write(job, {"config": config, "model_spec": self._net(job), "found": found, **rest}, {})
+        self._write_run(key, directory.read_config(), results, report["machine"])
 
-    def _net(self, job: Job) -> dict[str, Any]:
-        assert isinstance(job.source, Run)
-        return run_spec(job.source, self.scale, job.seed).identity()["model_spec"]
-
-    def write_diverged(self, job: Job, spec: RunSpec, why: str) -> None:
-        """Write the record of a run that did not train: that is a result too."""
-        folder = self.folder(job)
-        config = {k: v for k, v in spec.to_plain().items() if k != "data_dir"}
-        curve = [{k: v for k, v in row.items() if v is not None} for row in read_metrics(folder.metrics)]
-        seconds = curve[-1]["seconds"] if curve else 0.0  # of all sessions, up to the last whole epoch
-        found = {
-            "stop_reason": "diverged",
-            "message": why,
-            "diverged": True,
+    def write_diverged(self, key: RecordKey, spec: RunSpec, reason: str) -> None:
+        """Write the record of a run that diverged: that is a result as well."""
+        rows = read_metrics(self.run_directory(key).metrics)
+        seconds = rows[-1]["seconds"] if rows else 0.0  # of all sessions, up to the last complete epoch
+        results = {
+            "stop_reason": StopReason.DIVERGED,
+            "message": reason,
             "seconds": seconds,
             "accuracy": None,
             "n": None,
         }
-        rest = {"curve": curve, "machine": describe_machine()}
-        self._write(job, {"config": config, "model_spec": self._net(job), "found": found, **rest}, {})
+        self._write_run(key, spec, results, describe_machine())
 
-    def write_measure(self, job: Job, found: Mapping[str, Any], seconds: float) -> None:
-        """Write the record of a measurement."""
-        small, arrays = {}, {}
-        for name, value in found.items():
-            if isinstance(value, Tensor):
-                value = value.detach().cpu()
-                if value.numel() > FEW:
-                    arrays[name] = value.half() if value.is_floating_point() else value
-                    continue
-            small[name] = _plain(value)
-        values = {"options": _plain(self.options(job)), "found": small, "seconds": round(seconds, 1)}
-        self._write(job, {**values, "arrays": sorted(arrays), "machine": describe_machine()}, arrays)
-
-    def _write(self, job: Job, values: dict[str, Any], arrays: dict[str, Tensor]) -> None:
-        path = self.path(job)
-        head = {"name": job.key(self.scale), "scale": self.scale, "seed": job.seed}
-        tail = {
-            "command": shlex.join(["torchcaps", *sys.argv[1:]]),
-            "finished": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    def _write_run(self, key: RecordKey, spec: RunSpec, results: dict[str, Any], machine: dict[str, Any]) -> None:
+        assert isinstance(key.source, Run)
+        rows = read_metrics(self.run_directory(key).metrics)
+        values = {
+            "config": {name: value for name, value in spec.to_plain().items() if name != "data_dir"},
+            "settings": self.settings(key),
+            "results": results,
+            "curve": [{name: value for name, value in row.items() if value is not None} for row in rows],
+            "machine": machine,
         }
+        self._write(key, values, {})
+
+    def write_measurement(self, key: RecordKey, results: Mapping[str, Any], seconds: float) -> None:
+        """Write the record of a measurement; floating-point tensors of the ``.npz`` file are stored as float16."""
+        small, arrays = {}, {}
+        for name, value in results.items():
+            if isinstance(value, Tensor) and value.numel() > MAX_JSON_ELEMENTS:
+                value = value.detach().cpu()
+                arrays[name] = value.half() if value.is_floating_point() else value
+            else:
+                small[name] = to_json(value)
+        values = {"settings": self.settings(key), "results": small, "seconds": round(seconds, 1)}
+        self._write(key, {**values, "arrays": sorted(arrays), "machine": describe_machine()}, arrays)
+
+    def _write(self, key: RecordKey, values: dict[str, Any], arrays: dict[str, Tensor]) -> None:
+        path = self.path(key)
         if arrays:
             numpy = import_optional("numpy", "arrays of records")
-            held = io.BytesIO()
-            numpy.savez_compressed(held, **{name: value.numpy() for name, value in arrays.items()})
-            write_whole(path.with_suffix(".npz"), held.getvalue())  # before the record that speaks of it
+            buffer = io.BytesIO()
+            numpy.savez_compressed(buffer, **{name: value.numpy() for name, value in arrays.items()})
+            write_atomic(path.with_suffix(".npz"), buffer.getvalue(), RunError, sweep=True)  # first
         else:
             path.with_suffix(".npz").unlink(missing_ok=True)
-        write_whole(path, (json.dumps({**head, **values, **tail}, indent=1) + "\n").encode())
-        self._read.pop(str(path), None)
+        record = {"name": key.name(self.scale), "scale": self.scale, "seed": key.seed, **values, **record_header()}
+        write_atomic(path, json.dumps(record, indent=1) + "\n", RunError, sweep=True)
+        self._records.pop(str(path), None)
 
 
-def _check_tested(found: dict[str, Any]) -> None:
-    """Refuse what a run was tested with, where it can't be."""
+def _read_record(path: Path) -> dict[str, Any]:
+    """Return a record with its arrays; raise a ValueError if it is incomplete."""
+    record = json.loads(path.read_text(encoding="utf-8"))
+    is_run = path.parent.name == "runs"
+    if not isinstance(record, dict):
+        raise ValueError(f"expected a JSON object, got {type(record).__name__}")
+    for name in ("results", "settings", "machine", *(["config"] if is_run else [])):
+        if not isinstance(record.get(name), dict):
+            raise ValueError(f"expected an object {name!r}, got {record.get(name)!r}")
+    if is_run and not has_diverged(record):
+        _check_run_results(record["results"])
+    if record.get("arrays"):
+        numpy = import_optional("numpy", "arrays of records")
+        try:
+            with numpy.load(path.with_suffix(".npz")) as file:
+                record["results"] |= {name: torch.from_numpy(file[name]) for name in record["arrays"]}
+        except FileNotFoundError as error:
+            raise ValueError(f"missing file {path.with_suffix('.npz').name}") from error
+    return record
+
+
+def _same_settings(recorded: dict[str, Any], current: dict[str, Any]) -> bool:
+    """Return whether recorded settings equal the current ones.
+
+    A setting of a run that the record lacks was added later; it has its default value, since the name of the record
+    would differ otherwise.
+    """
+    if recorded.keys() != current.keys():
+        return False
+    if "identity" in current:
+        return recorded["record"] == current["record"] and _is_subset(recorded["identity"], current["identity"])
+    if any(recorded[name] != current[name] for name in ("options", "version")):
+        return False
+    return all(
+        recorded[part].keys() == current[part].keys()
+        and all(_same_settings(recorded[part][name], value) for name, value in current[part].items())
+        for part in ("runs", "depends_on")
+    )
+
+
+def _is_subset(recorded: Any, current: Any) -> bool:
+    """Return whether all recorded values, at any depth of nested mappings, equal the current ones."""
+    if isinstance(recorded, dict) and isinstance(current, dict):
+        return all(name in current and _is_subset(value, current[name]) for name, value in recorded.items())
+    return recorded == current
+
+
+def has_diverged(record: dict[str, Any]) -> bool:
+    """Return whether a record is that of a run that diverged."""
+    return record["results"].get("stop_reason") == StopReason.DIVERGED
+
+
+def _check_run_results(results: dict[str, Any]) -> None:
     for name in ("accuracy", "n", "seconds", "steps", "epochs"):
-        value = found.get(name, "")
+        if name not in results:
+            raise ValueError(f"missing result {name!r}")
+        value = results[name]
         if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-            raise ValueError(f"its {name!r} is no number")
-    if found["accuracy"] is not None and not 0 <= found["accuracy"] <= 1:
-        raise ValueError("its 'accuracy' is no share")
-    if found.get("right") is not None and len(bytes.fromhex(found["right"])) != -(-found["n"] // 8):
-        raise ValueError("'right' does not have a bit for each of its images")
+            raise ValueError(f"{name!r} must be a number, got {value!r}")
+    if results["accuracy"] is not None and not 0 <= results["accuracy"] <= 1:
+        raise ValueError(f"'accuracy' must be in 0..1, got {results['accuracy']!r}")
+    if results.get("correct") is not None and len(bytes.fromhex(results["correct"])) != -(-results["n"] // 8):
+        raise ValueError(f"'correct' must have one bit per test image ({results['n']})")
 
 
-def as_hex(bits: Tensor) -> str:
-    """Return truth values as hexadecimal digits, eight a byte, the first of them the highest bit.
+class MeasurementCheckpoint:
+    """A checkpoint from which an interrupted measurement resumes.
 
-    >>> as_hex(torch.tensor([True, False, False, False, False, False, False, True, True]))
-    '8180'
+    Args:
+        path: the checkpoint file.
+        options: options of the measurement; a checkpoint with other options is ignored. ``None``: accept any options.
+        interval: seconds between checkpoints.
     """
-    padded = torch.cat([bits.to(torch.uint8), bits.new_zeros(-len(bits) % 8, dtype=torch.uint8)]).view(-1, 8)
-    weights = 2 ** torch.arange(7, -1, -1)
-    return bytes((padded * weights).sum(1).tolist()).hex()
 
+    def __init__(self, path: Path, options: dict[str, Any] | None, interval: float = CHECKPOINT_INTERVAL_S) -> None:
+        self.path, self.options, self.interval = path, options, interval
+        self._saved_at = time.monotonic()
 
-def from_hex(text: str, n: int) -> Tensor:
-    """Return the first ``n`` truth values that hexadecimal digits stand for.
+    def load(self) -> dict[str, Any] | None:
+        """Return the saved state; ``None`` if there is none, if it is unreadable or if it has other options."""
+        try:
+            content = torch.load(self.path, weights_only=True)
+        except (OSError, RuntimeError, ValueError, EOFError, LookupError, struct.error, pickle.UnpicklingError):
+            return None
+        if not isinstance(content, dict) or "state" not in content:
+            return None
+        return content["state"] if self.options is None or content.get("options") == self.options else None
 
-    >>> from_hex("8180", 9).nonzero().flatten().tolist()
-    [0, 7, 8]
-    """
-    values = torch.tensor(list(bytes.fromhex(text)), dtype=torch.uint8)
-    return ((values[:, None] >> torch.arange(7, -1, -1)) & 1).flatten()[:n].bool()
+    @property
+    def due(self) -> bool:
+        """Whether the interval since the last checkpoint has passed."""
+        return time.monotonic() - self._saved_at >= self.interval
 
+    def save(self, state: dict[str, Any]) -> None:
+        """Write the state atomically."""
+        try:
+            with atomic_path(self.path, RunError, sweep=True) as temporary:
+                torch.save({"state": state, "options": self.options}, temporary)
+        except RuntimeError as error:  # raised by torch.save if the disk is full
+            if isinstance(error, RunError):
+                raise
+            raise RunError(f"{self.path} can't be written: {str(error).splitlines()[0]}") from error
+        self._saved_at = time.monotonic()
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with staging_directory(path.parent) as own:
-            (own / path.name).write_bytes(content)
-            move_into_place(own / path.name, path)
-    except OSError as error:
-        raise RunError(f"{path} can't be written: {error.strerror or error}") from error
-
-
-def _plain(value: Any) -> Any:
-    """Return a value as JSON holds it."""
-    if isinstance(value, Tensor):
-        return value.tolist() if value.ndim else value.item()
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    return value
+    def remove(self) -> None:
+        """Delete the checkpoint after the measurement has finished."""
+        self.path.unlink(missing_ok=True)

@@ -1,1 +1,1 @@
-"""Measurements of the papers: analyses on trained networks, and what they cost, each as numbers for a record."""
+"""Measurements of the papers: each returns the numbers of a record, and a function draws a figure from the record."""

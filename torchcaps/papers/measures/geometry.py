@@ -1,5 +1,6 @@
-"""How capsules move when images do, and how far routing has come."""
+"""Measurements of pose and routing: alignment of capsules, changes of routing logits, affine robustness."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,148 +12,160 @@ from torchcaps.analysis.alignment import Alignment, draw_alignment, draw_cosines
 from torchcaps.analysis.logits import LogitChange, draw_logit_change, logit_change
 from torchcaps.analysis.trajectories import Trajectories, draw_trajectories, find_trajectories
 from torchcaps.models import create_model
-from torchcaps.reproduce.context import Context
-from torchcaps.reproduce.kept import Kept
-from torchcaps.reproduce.schema import Measure
-from torchcaps.reproduce.statistics import Results
+from torchcaps.reproduce.runner import MeasurementContext
+from torchcaps.reproduce.schema import Measurement
+from torchcaps.reproduce.statistics import NORMAL_QUANTILE, Results
+from torchcaps.reproduce.store import MeasurementCheckpoint
 from torchcaps.training import Trained
 
 __all__ = [
-    "alignment",
+    "TRANSFORMS",
+    "draw_affine_robustness",
     "draw_alignment_table",
     "draw_capsule_paths",
     "draw_cosine_histogram",
-    "draw_logits",
-    "draw_two_domains",
-    "logits",
-    "paths",
-    "two_domains",
+    "draw_logit_changes",
+    "measure_affine_robustness",
+    "measure_alignment_ratios",
+    "measure_capsule_paths",
+    "measure_logit_changes",
 ]
 
-WAYS = ("Rot+", "x+", "y+", "Rot-", "x-", "y-")  # as the paper's table has them, in the order of the analysis
+TRANSFORMS = ("Rot+", "x+", "y+", "Rot-", "x-", "y-")  # columns of Choi 2019, table 3, in the order of the analysis
 
 
-def alignment(context: Context, net: Trained, images: int = 10_000, before_tanh: bool = False) -> dict[str, Any]:
-    """Measure Choi's alignment ratio by class and transformation, and the cosines between opposite directions."""
-    batch = context.test_batch(net, images)
-    found = measure_alignment(net.model, batch.images, batch.labels, before_tanh=before_tanh, progress=context.tick)
+def measure_alignment_ratios(
+    context: MeasurementContext, net: Trained, n_images: int = 10_000, before_tanh: bool = False
+) -> dict[str, Any]:
+    """Measure the alignment ratio (Choi 2019, eq. 15) by class and transform, and the cosines between the directions of
+    opposite transforms.
+    """
+    batch = context.test_batch(net, n_images)
+    result = measure_alignment(
+        net.model, batch.images, batch.labels, before_tanh=before_tanh, progress=context.progress
+    )
     numbers: dict[str, Any] = {}
-    for column, name in enumerate(WAYS):
-        numbers[f"average {name}"] = float(found.averages[column])
-        for digit in range(found.ratios.shape[0]):
-            if int(found.n[digit]):
-                numbers[f"{digit} {name}"] = float(found.ratios[digit, column])
-        numbers[f"average {name}_half"] = _half_of_average(found, column)
-        numbers[f"random {name}"] = found.reference[0]
-        numbers[f"random as printed {name}"] = found.printed_reference[0]
-    moved = found.cosines[found.moved]
+    for column, name in enumerate(TRANSFORMS):
+        numbers[f"average {name}"] = float(result.averages[column])
+        for label in range(result.ratios.shape[0]):
+            if int(result.n[label]):
+                numbers[f"{label} {name}"] = float(result.ratios[label, column])
+        numbers[f"average {name}_ci95"] = _average_half_width(result, column)
+        numbers[f"random {name}"] = result.reference[0]
+        numbers[f"random as printed {name}"] = result.printed_reference[0]
+    cosines = result.cosines[result.moved]
     numbers |= {
-        "cosine_mean": float(moved.mean()),
-        "cosine_below_minus_half": 100 * float((moved < -0.5).float().mean()),
-        "cosine_above_half": 100 * float((moved > 0.5).float().mean()),
+        "cosine_mean": float(cosines.mean()),
+        "cosine_below_minus_half": 100 * float((cosines < -0.5).float().mean()),
+        "cosine_above_half": 100 * float((cosines > 0.5).float().mean()),
     }
-    return {**numbers, **result_to_dict(found)}
+    return {**numbers, **result_to_dict(result)}
 
 
-def _half_of_average(found: Alignment, column: int) -> float:
-    """Return half of the 95 % interval of the mean over classes, by the images' deviations within them."""
-    n = torch.tensor(found.n)
+def _average_half_width(result: Alignment, column: int) -> float:
+    """Return the half-width of the 95 % interval of the mean over classes, from the standard deviations within them."""
+    n = torch.tensor(result.n)
     seen = n > 0
-    variance = found.std[seen, column].double().square() / n[seen]
-    return 1.959964 * float(variance.sum().sqrt()) / int(seen.sum())
+    variance = result.std[seen, column].double().square() / n[seen]
+    return NORMAL_QUANTILE * float(variance.sum().sqrt()) / int(seen.sum())
 
 
-def draw_alignment_table(measure: Measure, results: Results, out: Path) -> None:
-    """Draw ratios by digit and transformation."""
-    record = results.first(measure)
-    if record is None:
-        return
-    draw_alignment(result_from_dict(Alignment, record["found"]), out, results.title)
+def draw_alignment_table(measurement: Measurement, results: Results, out: Path) -> None:
+    """Draw the ratios by class and transform."""
+    numbers = results.first(measurement)
+    if numbers is not None:
+        draw_alignment(result_from_dict(Alignment, numbers), out, results.title)
 
 
-def draw_cosine_histogram(measure: Measure, results: Results, out: Path) -> None:
+def draw_cosine_histogram(measurement: Measurement, results: Results, out: Path) -> None:
     """Draw the histogram of cosines."""
-    record = results.first(measure)
-    if record is None:
-        return
-    draw_cosines(result_from_dict(Alignment, record["found"]), out, results.title)
+    numbers = results.first(measurement)
+    if numbers is not None:
+        draw_cosines(result_from_dict(Alignment, numbers), out, results.title)
 
 
-def paths(context: Context, net: Trained, images: int = 500) -> dict[str, Any]:
-    """Find two images whose capsules show what cosines of -1 and 1 mean."""
-    batch = context.test_batch(net, images)
-    return result_to_dict(find_trajectories(net.model, batch.images, batch.labels, progress=context.tick))
+def measure_capsule_paths(context: MeasurementContext, net: Trained, n_images: int = 500) -> dict[str, Any]:
+    """Find two images whose capsules illustrate cosines of -1 and 1 between opposite transforms."""
+    batch = context.test_batch(net, n_images)
+    return result_to_dict(find_trajectories(net.model, batch.images, batch.labels, progress=context.progress))
 
 
-def draw_capsule_paths(measure: Measure, results: Results, out: Path) -> None:
-    """Draw the paths of those two capsules."""
-    record = results.first(measure)
-    if record is None:
-        return
-    draw_trajectories(result_from_dict(Trajectories, record["found"]), out, results.title)
+def draw_capsule_paths(measurement: Measurement, results: Results, out: Path) -> None:
+    """Draw the paths of these two capsules."""
+    numbers = results.first(measurement)
+    if numbers is not None:
+        draw_trajectories(result_from_dict(Trajectories, numbers), out, results.title)
 
 
-def logits(context: Context, net: Trained, images: int = 1_000, iterations: int = 6) -> dict[str, Any]:
-    """Measure by how much the logits change in every iteration, before training and after it."""
-    batch = context.test_batch(net, images)
-    fresh = create_model(net.spec.model, **net.spec.model_options)
+def measure_logit_changes(
+    context: MeasurementContext, net: Trained, n_images: int = 1_000, iterations: int = 6
+) -> dict[str, Any]:
+    """Measure the mean change of routing logits and couplings per iteration, before and after training."""
+    batch = context.test_batch(net, n_images)
+    untrained = create_model(net.spec.model, **net.spec.model_options)
     numbers: dict[str, Any] = {}
-    for stage, model in (("untrained", fresh), ("trained", net.model)):
-        found = logit_change(model, batch.images, iterations, progress=context.tick)
-        for number, (change, coupling) in enumerate(zip(found.change[-1], found.coupling_change[-1], strict=True)):
-            numbers[f"{stage} {number + 1}"] = float(change)
-            numbers[f"{stage} coupling {number + 1}"] = float(coupling)
-        numbers |= result_to_dict(found, f"{stage}_")
+    for stage, model in (("untrained", untrained), ("trained", net.model)):
+        result = logit_change(model, batch.images, iterations, progress=context.progress)
+        changes = zip(result.change[-1], result.coupling_change[-1], strict=True)
+        for iteration, (logit, coupling) in enumerate(changes, start=1):
+            numbers[f"{stage} {iteration}"] = float(logit)
+            numbers[f"{stage} coupling {iteration}"] = float(coupling)
+        numbers |= result_to_dict(result, f"{stage}_")
     return numbers
 
 
-def draw_logits(measure: Measure, results: Results, out: Path) -> None:
-    """Draw the change by iteration."""
-    record = results.first(measure)
-    if record is None:
+def draw_logit_changes(measurement: Measurement, results: Results, out: Path) -> None:
+    """Draw the change per iteration, before and after training."""
+    numbers = results.first(measurement)
+    if numbers is None:
         return
-    stages = {stage: result_from_dict(LogitChange, record["found"], f"{stage}_") for stage in ("untrained", "trained")}
+    stages = {stage: result_from_dict(LogitChange, numbers, f"{stage}_") for stage in ("untrained", "trained")}
     draw_logit_change(stages, out, results.title)
 
 
-def two_domains(
-    context: Context, net: Trained, images: int = 10_000, affine: int | None = None, sweep: int = 1_000
+def measure_affine_robustness(
+    context: MeasurementContext, net: Trained, n_images: int = 10_000, n_affine: int | None = None, n_sweep: int = 1_000
 ) -> dict[str, Any]:
-    """Test a network where it was trained, digits at random places, and on affinely transformed digits.
+    """Measure the test accuracy on the training distribution (digits at random positions), on affinely transformed
+    digits, and under a sweep of single transforms.
 
-    It is kept every minute, and goes on from there where it was killed: the official test set has 320,000 images.
+    The counts are kept in a checkpoint: the official affNIST test set has 320,000 images.
+
+    Args:
+        context: context of the measurement.
+        net: the network.
+        n_images: number of digits at random positions.
+        n_affine: number of affinely transformed digits; all by default.
+        n_sweep: number of digits in the sweep.
     """
-    kept = Kept(context.folder / "domains.pt", {"images": images, "affine": affine, "net": repr(net.spec)})
-    new = {"right": 0, "seen": 0, "next": 0}
-    left = kept.read() or {"found": {}, **new}
-    found: dict[str, Any] = left["found"]
-    for name, data, n in (("expanded", "expanded-mnist", images), ("affine", "affnist", affine)):
-        if name in found:
-            continue  # before it was killed
+    options = {"n_images": n_images, "n_affine": n_affine, "net": repr(net.spec)}
+    checkpoint = MeasurementCheckpoint(context.directory / "affine.pt", options)
+    start = {"correct": 0, "seen": 0, "batch": 0}
+    state = checkpoint.load() or {"numbers": {}, **start}
+    numbers: dict[str, Any] = state["numbers"]
+    for name, data, n in (("expanded", "expanded-mnist", n_images), ("affine", "affnist", n_affine)):
+        if name in numbers:
+            continue  # measured before the interruption
         loader = net.loader(context.dataset(data, n=n))
-        for number in range(left["next"], len(loader)):
-            batch = loader.batch(0, number)
+        for index in range(state["batch"], len(loader)):
+            batch = loader.batch(0, index)
             with torch.no_grad():
-                left["right"] += int(net.model.is_correct(net.model(batch.images), batch.labels).sum())
-            left["seen"] += len(batch.labels)
-            if kept.due:
-                kept.write({**left, "found": found, "next": number + 1})
-            context.tick()
-        found |= {name: 100 * left["right"] / left["seen"], f"{name}_images": left["seen"]}
-        left |= new
-    batch = context.batch(net, "expanded-mnist", sweep)
-    swept = affine_sweep(net.model, batch.images, batch.labels, progress=context.tick)
-    kept.clear()
-    return {**found, "steps": net.step, **result_to_dict(swept, "sweep_")}
+                state["correct"] += int(net.model.is_correct(net.model(batch.images), batch.labels).sum())
+            state["seen"] += len(batch.labels)
+            if checkpoint.due:
+                checkpoint.save({**state, "numbers": numbers, "batch": index + 1})
+            context.progress()
+        numbers |= {name: 100 * state["correct"] / state["seen"], f"{name}_images": state["seen"]}
+        state |= start
+    batch = context.batch(net, "expanded-mnist", n_sweep)
+    sweep = affine_sweep(net.model, batch.images, batch.labels, progress=context.progress)
+    checkpoint.remove()
+    return {**numbers, "steps": net.step, **result_to_dict(sweep, "sweep_")}
 
 
-def draw_two_domains(measures: dict[str, Measure], results: Results, out: Path) -> None:
-    """Draw accuracy under growing rotations, scales, shears and shifts, of all networks."""
-    records = {name: results.first(measure) for name, measure in measures.items()}
-    swept = {
-        name: result_from_dict(AffineSweep, record["found"], "sweep_")
-        for name, record in records.items()
-        if record is not None
-    }
-    if swept:
-        draw_affine(swept, out, results.title)
+def draw_affine_robustness(measurements: Mapping[str, Measurement], results: Results, out: Path) -> None:
+    """Draw accuracy under increasing rotation, scale, shear and shift, of all networks."""
+    numbers = {name: results.first(measurement) for name, measurement in measurements.items()}
+    sweeps = {name: result_from_dict(AffineSweep, n, "sweep_") for name, n in numbers.items() if n is not None}
+    if sweeps:
+        draw_affine(sweeps, out, results.title)

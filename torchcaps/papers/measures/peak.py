@@ -12,7 +12,7 @@ import torch
 
 from torchcaps.bench.memory import reset_peak, resident_peak
 from torchcaps.models import create_model
-from torchcaps.reproduce.planner import timed_step
+from torchcaps.reproduce.planner import training_step
 from torchcaps.training.errors import RunError
 
 __all__ = ["training_peak", "training_peaks"]
@@ -22,10 +22,10 @@ def training_peak(model: str, fields: Mapping[str, Any], batch: int, threads: in
     """Return the bytes that a network and two training steps add to a process that has taken steps with a small one."""
     torch.set_num_threads(threads)
     torch.manual_seed(0)
-    timed_step(create_model("capsnet_small"), 2)()  # what torch loads and keeps in any case
+    training_step(create_model("capsnet_small"), 2)()  # what torch loads and keeps in any case
     reset_peak()
     before = resident_peak()
-    step = timed_step(create_model(model, **fields), batch)
+    step = training_step(create_model(model, **fields), batch)
     for _ in range(2):  # an optimiser's own memory comes with the first
         step()
     return resident_peak() - before

@@ -1,97 +1,89 @@
-"""What is read off curves and weights: networks together, the first steps of training, signs of coefficients."""
+"""Measurements of training: ensembles, the first steps of training, learning curves."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from torchcaps._core.plotting import COLORS, MARKERS, new_figure, save_figure, style_axes
 from torchcaps.data import Loader
 from torchcaps.models import create_model
-from torchcaps.models.registry import MODELS
-from torchcaps.reproduce.context import Context
-from torchcaps.reproduce.kept import Kept
-from torchcaps.reproduce.schema import Measure
+from torchcaps.papers.measures.cost import smoke_options
+from torchcaps.reproduce.runner import MeasurementContext
+from torchcaps.reproduce.schema import Measurement
 from torchcaps.reproduce.statistics import Results
+from torchcaps.reproduce.store import MeasurementCheckpoint
 from torchcaps.routing import Dynamic, Quadratic, Routing
 from torchcaps.training import Trained
-from torchcaps.training.inference import measure as test_together
+from torchcaps.training.inference import measure as evaluate_ensemble
 
-__all__ = ["coefficient_signs", "coefficients_of", "curves", "draw_curves", "draw_early", "early_training", "ensemble"]
+__all__ = ["curves", "draw_curves", "draw_early_training", "measure_early_training", "measure_ensemble"]
 
-
-def ensemble(context: Context, nets: list[Trained], data: str, images: int | None = None) -> dict[str, Any]:
-    """Test several networks together: the sum of their scores."""
-    dataset = context.dataset(data, n=images, **nets[0].spec.data_options)
-    found = test_together(nets, dataset, context.tick)
-    n = {"accuracy_images": found.n, "error_images": found.n}
-    return {"accuracy": 100 * found.accuracy, "error": 100 * (1 - found.accuracy), **n, "members": len(nets)}
+ROUTING_NAMES = {"dynamic": "dynamic", "l2": "quadratic, L2", "l1": "quadratic, L1"}
 
 
-def coefficient_signs(context: Context, net: Trained) -> dict[str, Any]:
-    """Measure how many of the routing coefficients of a trained network are negative, and near zero."""
-    values = coefficients_of(net)
-    size = values.abs().mean()
+def measure_ensemble(
+    context: MeasurementContext, nets: list[Trained], data: str, n_images: int | None = None
+) -> dict[str, Any]:
+    """Measure the test accuracy of an ensemble, whose scores are the sums of its members' scores."""
+    dataset = context.dataset(data, n=n_images, **nets[0].spec.data_options)
+    result = evaluate_ensemble(nets, dataset, context.progress)
     return {
-        "negative": 100 * float((values < 0).float().mean()),
-        "near_zero": 100 * float((values.abs() < 0.01 * size).float().mean()),
-        "mean": float(values.mean()),
-        "largest": float(values.abs().max()),
+        "accuracy": 100 * result.accuracy,
+        "error": 100 * (1 - result.accuracy),
+        "accuracy_images": result.n,
+        "error_images": result.n,
+        "members": len(nets),
     }
 
 
-def coefficients_of(net: Trained) -> Tensor:
-    """Return the coefficients of the layer that is routed by a quadratic program.
-
-    Shapes:
-        ``[children, parents]``
-    """
-    (values,) = (
-        layer.coefficients["coefficient"].detach()  # type: ignore[index, operator]
-        for layer in net.model.modules()
-        if isinstance(getattr(layer, "routing", None), Quadratic)
-    )
-    return values.reshape(-1, values.shape[-1])
-
-
-def early_training(
-    context: Context,
+def measure_early_training(
+    context: MeasurementContext,
     model: str,
-    fields: dict[str, Any],
+    model_options: Mapping[str, Any],
     steps: int = 400,
-    every: int = 10,
-    batch: int = 128,
+    interval: int = 10,
+    batch_size: int = 128,
 ) -> dict[str, Any]:
-    """Follow the first steps of training with three routings: the share of wrong training images, and that of negative
-    coefficients. Rates are the recipe's first; every routing sees the same batches from the same weights' seed. It is
-    kept every minute, and goes on from there where it was killed.
+    """Measure training error and fraction of negative coefficients over the first training steps, for three routings.
+
+    The learning rate is the recipe's first; all routings see the same batches and start from the same seed. The state
+    is kept in a checkpoint.
+
+    Args:
+        context: context of the measurement.
+        model: name of the model.
+        model_options: its options.
+        steps: number of training steps.
+        interval: steps per point of the curves.
+        batch_size: images per step.
     """
-    options = {"model": model, "fields": fields, "steps": steps, "every": every, "batch": batch}
-    kept = Kept(context.folder / "early.pt", options)
-    left = kept.read() or {"found": {}, "label": ""}
+    options = {"model": model, "model_options": dict(model_options), "steps": steps}
+    options |= {"interval": interval, "batch_size": batch_size}
+    checkpoint = MeasurementCheckpoint(context.directory / "early.pt", options)
+    state = checkpoint.load() or {"numbers": {}, "label": ""}
     routings: dict[str, Routing] = {
         "dynamic": Dynamic(3),
         "l2": Quadratic("l2", initial=0.1),
         "l1": Quadratic("l1", initial=0.1),
     }
-    found: dict[str, Any] = {"steps": torch.arange(every, steps + 1, every), **left["found"]}
-    fields = {**fields, **(MODELS.get(model).spec.smoke_changes() if context.scale == "smoke" else {})}
+    numbers: dict[str, Any] = {"steps": torch.arange(interval, steps + 1, interval), **state["numbers"]}
     for label, routing in routings.items():
-        if f"{label} wrong" in found:
-            continue  # before it was killed
+        if f"{label} error" in numbers:
+            continue  # measured before the interruption
         torch.manual_seed(context.seed)
-        net = create_model(model, **fields, routing=routing)
+        net = create_model(model, **smoke_options(context, model, model_options), routing=routing)
         dataset = context.dataset(net.recipe.data, "train")
-        loader = Loader(dataset, batch, pipeline=net.recipe.augmentation, seed=context.seed)
+        loader = Loader(dataset, batch_size, pipeline=net.recipe.augmentation, seed=context.seed)
         loss, optimizer = net.loss(), net.recipe.optimizer.make(net.parameters())
-        wrong, negative, window, done = [], [], [], 0
-        if left["label"] == label:
-            net.load_state_dict(left["net"])
-            optimizer.load_state_dict(left["optimizer"])
-            wrong, negative, window, done = (left[name] for name in ("wrong", "negative", "window", "done"))
-        for number in range(done, steps):
-            images, labels, targets, _ = loader.batch(number // len(loader), number % len(loader))
+        errors, negative, window, first_step = [], [], [], 0
+        if state["label"] == label:
+            net.load_state_dict(state["net"])
+            optimizer.load_state_dict(state["optimizer"])
+            errors, negative, window, first_step = (state[name] for name in ("errors", "negative", "window", "step"))
+        for step in range(first_step, steps):
+            images, labels, targets, _ = loader.batch(step // len(loader), step % len(loader))
             optimizer.zero_grad()
             output = net(images, labels)
             loss(output, labels, targets).backward()
@@ -99,43 +91,40 @@ def early_training(
             if isinstance(routing, Quadratic):
                 Quadratic.ascend(net, images, labels)
             window.append(float((~net.is_correct(output, labels)).float().mean()))
-            if (number + 1) % every == 0:
-                wrong.append(100 * sum(window) / len(window))
+            if (step + 1) % interval == 0:
+                errors.append(100 * sum(window) / len(window))
                 window = []
                 coefficients = dict(net.named_buffers()).get("capsules.layers.classes.coefficients.coefficient")
-                share = 0.0 if coefficients is None else 100 * float((coefficients < 0).float().mean())
-                negative.append(share)
-                context.tick()
-            if kept.due:
-                lists = {"wrong": wrong, "negative": negative, "window": window, "done": number + 1}
+                negative.append(0.0 if coefficients is None else 100 * float((coefficients < 0).float().mean()))
+                context.progress()
+            if checkpoint.due:
+                lists = {"errors": errors, "negative": negative, "window": window, "step": step + 1}
                 weights = {"net": net.state_dict(), "optimizer": optimizer.state_dict()}
-                kept.write({"found": found, "label": label, **lists, **weights})
-        found[f"{label} wrong"], found[f"{label} negative"] = torch.tensor(wrong), torch.tensor(negative)
-        found[f"{label} first"] = sum(wrong[: max(1, len(wrong) // 4)]) / max(1, len(wrong) // 4)
-        found[f"{label} negative_last"] = negative[-1]
-    kept.clear()
-    return found
+                checkpoint.save({"numbers": numbers, "label": label, **lists, **weights})
+        quarter = max(1, len(errors) // 4)
+        numbers[f"{label} error"], numbers[f"{label} negative"] = torch.tensor(errors), torch.tensor(negative)
+        numbers[f"{label} first_quarter_error"] = sum(errors[:quarter]) / quarter
+        numbers[f"{label} last_negative"] = negative[-1]
+    checkpoint.remove()
+    return numbers
 
 
-def draw_early(measure: Measure, results: Results, out: Path) -> None:
-    """Draw wrong training images and negative coefficients over the first steps."""
-    record = results.first(measure)
-    if record is None:
+def draw_early_training(measurement: Measurement, results: Results, out: Path) -> None:
+    """Draw training error and fraction of negative coefficients over the first steps."""
+    numbers = results.first(measurement)
+    if numbers is None:
         return
-    found = record["found"]
     figure = new_figure(8, 3.4)
     panels = figure.subplots(1, 2)
-    names = {"dynamic": "dynamic", "l2": "quadratic, L2", "l1": "quadratic, L1"}
-    steps = torch.as_tensor(found["steps"]).float()
-    for axes, what, words in zip(
-        panels, ("wrong", "negative"), ("training images that are wrong", "coefficients below zero"), strict=True
-    ):
-        for number, (label, name) in enumerate(names.items()):
-            if what == "negative" and label == "dynamic":
+    steps = torch.as_tensor(numbers["steps"]).float()
+    titles = {"error": "training error", "negative": "negative coefficients"}
+    for axes, (quantity, title) in zip(panels, titles.items(), strict=True):
+        for index, (label, name) in enumerate(ROUTING_NAMES.items()):
+            if quantity == "negative" and label == "dynamic":
                 continue  # a softmax has none
-            values = torch.as_tensor(found[f"{label} {what}"]).float()
-            axes.plot(steps, values, color=COLORS[number], marker=MARKERS[number], markersize=3, label=name)
-        style_axes(axes, words, "steps", "%")
+            values = torch.as_tensor(numbers[f"{label} {quantity}"]).float()
+            axes.plot(steps, values, color=COLORS[index], marker=MARKERS[index], markersize=3, label=name)
+        style_axes(axes, title, "steps", "%")
         axes.set_ylim(bottom=0)
         axes.legend(frameon=False, fontsize=8)
     figure.suptitle(results.title, fontsize=11)
@@ -143,16 +132,16 @@ def draw_early(measure: Measure, results: Results, out: Path) -> None:
 
 
 def curves(results: Results, column: str, key: str) -> dict[str, list[tuple[list[float], list[float]]]]:
-    """Return the curves of each row of an item, one a seed: epochs and values."""
-    found: dict[str, list[tuple[list[float], list[float]]]] = {}
+    """Return the learning curves of each row of an item: one (epochs, values) per seed, by row label."""
+    by_label: dict[str, list[tuple[list[float], list[float]]]] = {}
     for row in results.item.rows:
         cell = row.cells.get(column)
         for _, record in results.records(cell.source) if cell is not None and cell.source is not None else ():
             points = [(r["epoch"], r[key]) for r in record.get("curve", ()) if key in r]
             if points:
                 epochs, values = map(list, zip(*points, strict=True))
-                found.setdefault(row.label, []).append((epochs, values))
-    return found
+                by_label.setdefault(row.label, []).append((epochs, values))
+    return by_label
 
 
 def draw_curves(
@@ -161,33 +150,42 @@ def draw_curves(
     columns: tuple[str, ...],
     key: str = "test_accuracy",
     groups: tuple[str, ...] = ("",),
-    same: bool = True,
+    shared_axis: bool = True,
 ) -> None:
-    """Draw the curves of an item's rows over the epochs: a panel for each column that anything ran of and each group
-    of rows whose labels begin alike. The first seed has marks, the others are thin. ``same``: errors compare
-    across panels.
+    """Draw the learning curves of an item's rows.
+
+    There is one panel per column and group; the first seed is drawn with markers, the others as thin lines. An
+    accuracy is drawn as an error.
+
+    Args:
+        results: the results.
+        out: path of the figure.
+        columns: column names.
+        key: metric column of the curve.
+        groups: prefixes of row labels.
+        shared_axis: share the vertical axis, so that panels are comparable.
     """
-    there = {name: found for name in columns if (found := curves(results, name, key))}
-    panels = [(name, group) for name in there for group in groups]
+    by_column = {name: found for name in columns if (found := curves(results, name, key))}
+    panels = [(name, group) for name in by_column for group in groups]
     if not panels:
         return
-    below = len(panels) == 1 and len(there[panels[0][0]]) > 4  # many curves leave no room for a legend among them
+    below = len(panels) == 1 and len(by_column[panels[0][0]]) > 4  # place the legend of many curves below them
     figure = new_figure(max(6.0 if below else 4.6, 3.4 * len(panels)), 4.2 if below else 3.6)
-    grid = figure.subplots(1, len(panels), sharey=same, squeeze=False)[0]
-    share = key.endswith("accuracy")
+    grid = figure.subplots(1, len(panels), sharey=shared_axis, squeeze=False)[0]
+    is_accuracy = key.endswith("accuracy")
     for axes, (name, group) in zip(grid, panels, strict=True):
-        rows = {label: seeds for label, seeds in there[name].items() if label.startswith(group)}
-        for number, (label, seeds) in enumerate(rows.items()):
-            colour, dashes = COLORS[number % 7], ("-", "--")[number // 7 % 2]
-            words = label.removeprefix(group).strip(", ") or label
+        rows = {label: seeds for label, seeds in by_column[name].items() if label.startswith(group)}
+        for index, (label, seeds) in enumerate(rows.items()):
+            color, dashes = COLORS[index % 7], ("-", "--")[index // 7 % 2]
+            legend = label.removeprefix(group).strip(", ") or label
             for seed, (epochs, values) in enumerate(seeds):
-                values = [100 * (1 - value) if share else value for value in values]
-                marked = {"marker": MARKERS[number % 7], "markersize": 4, "label": words}
+                values = [100 * (1 - value) if is_accuracy else value for value in values]
+                marked = {"marker": MARKERS[index % 7], "markersize": 4, "label": legend}
                 thin = {"linewidth": 0.8, "alpha": 0.7}
-                axes.plot(epochs, values, color=colour, linestyle=dashes, **(thin if seed else marked))
-        what = "error, %" if share else "loss"
-        heading = group or (name if len(columns) > 1 else "")
-        style_axes(axes, heading, "epochs", f"{'test' if key.startswith('test') else 'training'} {what}")
+                axes.plot(epochs, values, color=color, linestyle=dashes, **(thin if seed else marked))
+        quantity = "error, %" if is_accuracy else "loss"
+        title = group or (name if len(columns) > 1 else "")
+        style_axes(axes, title, "epochs", f"{'test' if key.startswith('test') else 'training'} {quantity}")
         axes.xaxis.get_major_locator().set_params(integer=True)
         if rows and not below:
             axes.legend(frameon=False, fontsize=7)
@@ -195,7 +193,7 @@ def draw_curves(
         figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=7)
     for axes in grid[1:]:
         axes.set_ylabel("")
-    seeds = max(len(seeds) for found in there.values() for seeds in found.values())
-    words = f"{results.item.title}, scale {results.store.scale}"
-    figure.suptitle(f"{words}, seed 0" if seeds == 1 else f"{words}; thin: further seeds", fontsize=11)
+    n_seeds = max(len(seeds) for rows in by_column.values() for seeds in rows.values())
+    title = f"{results.item.title}, scale {results.store.scale}"
+    figure.suptitle(f"{title}, seed 0" if n_seeds == 1 else f"{title}; thin lines: further seeds", fontsize=11)
     save_figure(figure, out)

@@ -1,0 +1,104 @@
+"""What the rows of the papers' tables train."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from torchcaps.papers import find_paper
+from torchcaps.reproduce.scales import run_spec
+from torchcaps.routing import EM, Dynamic, InvertedAttention, Quadratic
+from torchcaps.training.setup import make_network
+
+CAPSNET = "CapsNet, {} iteration{}, {}reconstruction"
+
+
+def source_of(paper: str, item: str, row: str, column: str) -> Any:
+    (match,) = (r for r in find_paper(paper).item(item).rows if r.label == row)
+    return match.cells[column].source
+
+
+def declared_run(paper: str, item: str, row: str, column: str) -> dict[str, Any]:
+    """Return what a row trains at the scale full."""
+    spec = run_spec(source_of(paper, item, row, column), "full")
+    with torch.device("meta"):
+        model = make_network(spec)
+    routing = getattr(model.spec, "effective_routing", None)
+    return {
+        "model": spec.model,
+        "routing": routing,
+        "decoder": getattr(model, "decoder", None) is not None,
+        "data": spec.recipe.data,
+        "augmentation": spec.recipe.augmentation,
+        "schedule": getattr(model.spec, "schedule", None),
+    }
+
+
+@pytest.mark.parametrize("iterations", [1, 3])
+@pytest.mark.parametrize("decoder", [True, False])
+def test_sabour2017_table_1(iterations: int, decoder: bool) -> None:
+    row = CAPSNET.format(iterations, "s" * (iterations > 1), "" if decoder else "no ")
+    run = declared_run("sabour2017", "table1", row, "MNIST")
+    assert (run["routing"], run["decoder"], run["data"]) == (Dynamic(iterations), decoder, "mnist")
+    if decoder:
+        run = declared_run("sabour2017", "table1", row, "MultiMNIST")
+        assert (run["routing"], run["decoder"], run["data"]) == (Dynamic(iterations), True, "multimnist")
+
+
+@pytest.mark.parametrize(
+    ("row", "routing", "decoder"),
+    [
+        ("Dynamic", Dynamic(3), True),
+        ("L2", Quadratic("l2", initial=0.1), True),
+        ("L1", Quadratic("l1", initial=0.1), True),
+        ("L2/FC", Quadratic("l2", initial=0.1), False),
+        ("L1/FC", Quadratic("l1", initial=0.1), False),
+    ],
+)
+def test_yang2021_table_2(row: str, routing: Any, decoder: bool) -> None:
+    for column, data in (("MNIST", "mnist"), ("Fashion-MNIST", "fashion-mnist")):
+        run = declared_run("yang2021", "table2", row, column)
+        assert (run["routing"], run["decoder"], run["data"]) == (routing, decoder, data)
+
+
+def test_choi2019_augmentation_and_depth() -> None:
+    for row, model in (("CapsuleNet", "sabour2017_mnist"), ("AR CapsNet", "choi2019_mnist")):
+        for column, name in (("MNIST", "choi2019.mnist"), ("MNIST+", "choi2019.mnist+")):
+            run = declared_run("choi2019", "table1", row, column)
+            assert (run["model"], run["augmentation"]) == (model, name)
+    spec = run_spec(source_of("choi2019", "table2", "L = 2, D = 16", "C10+"), "full")
+    assert spec.model_options == {"depth": 2, "dim": 16}
+    assert spec.recipe.augmentation == "choi2019.cifar10+"
+
+
+@pytest.mark.parametrize("count", range(1, 6))
+def test_tsai2020_iterations(count: int) -> None:
+    for label, kind in (("Inverted attention", InvertedAttention), ("Dynamic routing", Dynamic), ("EM routing", EM)):
+        run = declared_run("tsai2020", "fig4", f"{label}, {count} iteration{'s' * (count > 1)}", "CIFAR-10")
+        assert run["routing"] == kind(count)
+
+
+def test_tsai2020_ablations() -> None:
+    plain = declared_run("tsai2020", "ablations", "the paper's, 2 iterations", "CIFAR-10")
+    assert (plain["routing"], plain["schedule"]) == (InvertedAttention(2), "auto")
+    a, b, c = (
+        declared_run("tsai2020", "ablations", f"{row}, 2 iterations", "CIFAR-10")
+        for row in ("A, no layer norm", "B, sequential", "C, activations as in EM")
+    )
+    assert a["routing"] == InvertedAttention(2, normalize=False)
+    assert (b["routing"], b["schedule"]) == (InvertedAttention(2), "sequential")
+    assert c["routing"] == InvertedAttention(2, activations=True)
+
+
+def test_chen2019_models() -> None:
+    for row, model, decoder in (
+        ("CapsNets**", "chen2019_dynamic_mnist", True),
+        ("FC G-CapsNets", "chen2019_fc_mnist", True),
+        ("FC G-CapsNets*", "chen2019_fc_mnist", False),
+        ("Conv G-CapsNets", "chen2019_conv_mnist", True),
+        ("Conv G-CapsNets*", "chen2019_conv_mnist", False),
+    ):
+        run = declared_run("chen2019", "table2", row, "MNIST")
+        assert (run["model"], run["decoder"]) == (model, decoder)
+    measurement = source_of("chen2019", "blackbox", "FC G-CapsNets*", "attacked")
+    assert (measurement.runs["source"].model, measurement.runs["net"].model) == ("chen2019_lenet", "chen2019_fc_mnist")

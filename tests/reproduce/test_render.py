@@ -1,0 +1,148 @@
+"""Rendered tables, figures and the report. Wording is checked where it carries a number or a verdict."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.reproduce.items import reproduce_smoke, smoke_store
+from tests.reproduce.tables import cpu_store, make_runs, measured_table, run_table
+from torchcaps.papers import find_item, list_papers
+from torchcaps.reproduce.render import (
+    VERDICT_TEXT,
+    describe_verdict,
+    format_estimate,
+    format_published,
+    render_item,
+    write_report,
+)
+from torchcaps.reproduce.scales import run_spec
+from torchcaps.reproduce.schema import Cell, Item, Paper, ParameterCount, Published, Run, TableRow
+from torchcaps.reproduce.statistics import Estimate, VerdictKind
+from torchcaps.reproduce.store import RecordKey
+from torchcaps.training.errors import RunError
+
+
+def paper_of(item: Item) -> Paper:
+    return Paper("p", "", "", "", "", (), (item,))
+
+
+def test_a_table_has_published_numbers_ours_and_missing_ones(tmp_path: Path) -> None:
+    results = measured_table(tmp_path, [2.1, 2.1], [])
+    text = render_item(paper_of(results.item), results.item, results.store)
+    assert "| a | 1 ± 0.1 | 2.10 (1.84 to 2.40), 2 seeds |" in text
+    assert "| b | 1 ± 0.1 | not run |" in text
+    assert "Scale: cpu." in text
+
+
+def test_notes_become_footnotes(tmp_path: Path) -> None:
+    row = TableRow("a", {"error": Cell(Published(5.0, note="impossible"), None)})
+    item = Item("t", "Table", "A table.", {"error": "%"}, (row,))
+    text = render_item(paper_of(item), item, cpu_store(tmp_path))
+    assert "| a | 5 [1] |" in text
+    assert "[1] impossible" in text
+
+
+def test_pipes_are_escaped(tmp_path: Path) -> None:
+    item = Item("t", "Table", "A table.", {"change": "mean |change|"}, (TableRow("a | b", {"change": Cell(1.0)}),))
+    text = render_item(paper_of(item), item, cpu_store(tmp_path))
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert {line.replace("\\|", "").count("|") for line in rows} == {3}
+
+
+def test_a_diverged_run_is_shown(tmp_path: Path) -> None:
+    store, runs = smoke_store(tmp_path), make_runs("a")
+    store.write_diverged(RecordKey(runs["a"], 0), run_spec(runs["a"], "smoke"), "step 3: |b| passed 100")
+    results = run_table(store, runs)
+    assert format_estimate(results.estimate(results.cell("a", "error")), "%") == "diverged (1 of 1)"
+
+
+def test_number_formats() -> None:
+    assert format_estimate(Estimate(8_215_568.0, 0, 0, None, 0), "parameters") == "8,215,568"
+    assert format_published(Cell(8.21e6, ParameterCount(Run("capsnet_small"))), "parameters") == "8.21M"
+    assert format_estimate(Estimate(0.01234, 0.01234, 0.01234, None, 1), "ratio") == "0.0123, 1 seed"
+    assert format_estimate(None, "ratio") == "not run"
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "text"),
+    [
+        ([1.0], [3.0], "holds with one seed: a is better (by 2 ± 0.39)"),
+        ([3.0, 3.0], [1.0, 1.0], "contradicted: a is better (by -2 ± 0.39, 2 seeds)"),
+        ([1.0], [], "not run: a is better"),
+    ],
+)
+def test_verdicts_are_described_with_difference_interval_and_seeds(
+    tmp_path: Path, a: list[float], b: list[float], text: str
+) -> None:
+    (verdict,) = measured_table(tmp_path, a, b).verdicts()
+    assert describe_verdict(verdict) == text
+
+
+def test_every_kind_of_verdict_has_a_text() -> None:
+    assert set(VERDICT_TEXT) == set(VerdictKind)
+    assert len(set(VERDICT_TEXT.values())) == len(VerdictKind)
+
+
+def test_no_claim_is_judged_at_the_scale_smoke(tmp_path: Path) -> None:
+    paper, item, store = reproduce_smoke(tmp_path, "sabour2017", "figa1")
+    text = render_item(paper, item, store)
+    assert "meaningless" in text
+    assert not [claim.text for claim in item.claims if claim.text in text]
+
+
+def test_a_report_without_records_has_published_numbers_and_commands(tmp_path: Path) -> None:
+    out = write_report(list_papers(), cpu_store(tmp_path), tmp_path / "report.md", "torchcaps report")
+    text = out.read_text()
+    for paper in list_papers():
+        assert f"## {paper.name}\n" in text
+        for item in paper.items:
+            assert f"torchcaps reproduce {paper.name} {item.name} --scale cpu" in text
+    for number in ("0.25 ± 0.005", "8,215,568", "not run"):
+        assert number in text
+    assert "![" not in text  # no figure
+
+
+@pytest.mark.parametrize(("field", "value"), [("steps", None), ("accuracy", 7)], ids=["missing", "out of range"])
+def test_the_report_skips_and_names_an_invalid_run(tmp_path: Path, field: str, value: Any) -> None:
+    _, item, store = reproduce_smoke(tmp_path, "sabour2017", "figa2")
+    path = next((store.results / "runs").glob("*.json"))
+    record = json.loads(path.read_text())
+    record["results"][field] = value
+    if value is None:
+        del record["results"][field]
+    path.write_text(json.dumps(record))
+    store = smoke_store(tmp_path)
+    store.skip_unreadable = True
+    out = write_report([find_item("sabour2017", "figa2")[0]], store, tmp_path / "page.md", "torchcaps report")
+    (problem,) = store.problems.values()
+    assert path.name in problem
+    assert repr(field) in problem
+    assert f"### sabour2017, {item.title}" in out.read_text()
+
+
+def test_an_invalid_measurement_costs_its_item_only(tmp_path: Path) -> None:
+    paper, item, store = reproduce_smoke(tmp_path, "sabour2017", "fig4")
+    (path,) = (store.results / "measurements").glob("*.json")
+    record = json.loads(path.read_text())
+    record["results"]["largest_change"] = "abc"
+    path.write_text(json.dumps(record))
+    store = smoke_store(tmp_path)
+    store.skip_unreadable = True
+    out = write_report(list_papers(), store, tmp_path / "page.md", "torchcaps report", update_items=False)
+    assert list(store.problems) == ["sabour2017 fig4"]
+    text = out.read_text()
+    for paper in list_papers():
+        for item in paper.items:
+            assert f"### {paper.name}, {item.title}\n" in text
+
+
+def test_a_table_that_cannot_be_written_raises(tmp_path: Path) -> None:
+    paper, _, store = reproduce_smoke(tmp_path, "sabour2017", "fig4")
+    store.skip_unreadable = True
+    path = store.results / "sabour2017-fig4.md"
+    path.mkdir()
+    with pytest.raises(RunError) as raised:
+        write_report([paper], store, tmp_path / "page.md", "torchcaps report")
+    assert str(path) in str(raised.value)

@@ -1,0 +1,205 @@
+"""Estimates and verdicts against values computed by hand."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.reproduce.items import smoke_store
+from tests.reproduce.tables import (
+    cpu_store,
+    make_runs,
+    measured_table,
+    measurement,
+    run_table,
+    write_errors,
+    write_run,
+)
+from torchcaps.metrics import wilson_interval
+from torchcaps.reproduce.scales import run_spec
+from torchcaps.reproduce.schema import Cell, Claim, Item, TableRow
+from torchcaps.reproduce.statistics import Estimate, Results, VerdictKind, mean_with_interval
+from torchcaps.reproduce.store import RecordKey
+
+T1, T2 = 12.706, 4.303  # two-sided 95 % quantiles of Student's t with 1 and 2 degrees of freedom
+
+
+def estimates(results: Results) -> list[Estimate]:
+    """Return our number of each row of a one-column table."""
+    found = [results.estimate(cell) for row in results.item.rows for cell in row.cells.values()]
+    assert None not in found
+    return [estimate for estimate in found if estimate is not None]
+
+
+def test_mean_with_interval_averages_the_numbers_of_an_image_first() -> None:
+    numbers = mean_with_interval("a", torch.tensor([[1.0, 3.0], [4.0, 4.0], [6.0, 6.0]]))
+    assert numbers == pytest.approx({"a": 4.0, "a_ci95": 1.959964 * 2.0 / 3**0.5})
+    assert mean_with_interval("b", torch.empty(0)) == {"b": None}
+
+
+def test_one_seed_has_the_interval_of_its_test_images(tmp_path: Path) -> None:
+    results = measured_table(tmp_path, [2.0], [])
+    estimate = results.estimate(results.cell("a", "error"))
+    low, high = wilson_interval(200, 10_000)
+    assert estimate is not None
+    assert (estimate.mean, estimate.seeds, estimate.spread) == (2.0, 1, None)
+    assert (estimate.low, estimate.high) == pytest.approx((100 * low, 100 * high))
+
+
+def test_the_intervals_of_images_and_seeds_add_in_quadrature(tmp_path: Path) -> None:
+    results = measured_table(tmp_path, [1.8, 2.2], [])
+    estimate = results.estimate(results.cell("a", "error"))
+    assert estimate is not None
+    _, high = wilson_interval(200, 10_000)
+    spread = math.sqrt(0.08)
+    assert estimate.spread == pytest.approx(spread)
+    assert estimate.high - estimate.mean == pytest.approx(math.hypot(100 * high - 2, T1 * spread / math.sqrt(2)))
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "kind"),
+    [
+        ([1.0], [3.0], VerdictKind.HOLDS),
+        ([3.0], [1.0], VerdictKind.CONTRADICTED),
+        ([1.9], [2.0], VerdictKind.UNDECIDED),
+        ([1.0], [], VerdictKind.NOT_RUN),
+    ],
+    ids=lambda value: value.value if isinstance(value, VerdictKind) else None,
+)
+def test_a_claim_holds_if_the_interval_of_the_difference_lies_above_zero(
+    tmp_path: Path, a: list[float], b: list[float], kind: VerdictKind
+) -> None:
+    (verdict,) = measured_table(tmp_path, a, b).verdicts()
+    assert verdict.kind is kind
+
+
+def test_a_claim_may_prefer_higher_numbers(tmp_path: Path) -> None:
+    results = measured_table(tmp_path, [3.0], [1.0])
+    claim = Claim("a is better", ("a", "error"), ("b", "error"), lower_is_better=False)
+    assert results.verdict(claim).kind is VerdictKind.HOLDS
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "kind"), [(1.0, 2.0, VerdictKind.SINGLE_AGREES), (2.0, 1.0, VerdictKind.SINGLE_DISAGREES)]
+)
+def test_one_measurement_without_interval_is_not_a_verdict(
+    tmp_path: Path, a: float, b: float, kind: VerdictKind
+) -> None:
+    results = measured_table(tmp_path, [a], [b], images=0)
+    (verdict,) = results.verdicts()
+    assert (verdict.kind, verdict.difference, verdict.half_width) == (kind, b - a, 0)
+
+
+def test_runs_tested_on_the_same_images_are_compared_by_image(tmp_path: Path) -> None:
+    """McNemar's variance: 30 images are correct with a alone, 10 with b alone, of 10,000."""
+    store, runs = smoke_store(tmp_path), make_runs("ab")
+    a, b = torch.ones(2, 10_000, dtype=torch.bool)
+    b[:30] = False
+    a[30:40] = False
+    a[100:300] = b[100:300] = False  # misclassified by both, which does not affect the difference
+    write_run(store, runs["a"], a)
+    write_run(store, runs["b"], b)
+    (verdict,) = run_table(store, runs).verdicts()
+    assert verdict.kind is VerdictKind.HOLDS
+    assert verdict.difference == pytest.approx(0.2)
+    variance = (30 + 10 - 20**2 / 10_000) / 10_000 / 9_999
+    assert verdict.half_width == pytest.approx(100 * 1.959964 * math.sqrt(variance))
+
+
+def test_runs_tested_on_other_images_are_not_compared_by_image(tmp_path: Path) -> None:
+    store, runs = smoke_store(tmp_path), make_runs("ab")
+    correct = torch.ones(10_000, dtype=torch.bool)
+    correct[:100] = False
+    write_run(store, runs["a"], correct)
+    write_run(store, runs["b"], correct[:5_000])
+    (verdict,) = run_table(store, runs).verdicts()
+    intervals = [wilson_interval(100, 10_000), wilson_interval(100, 5_000)]
+    assert verdict.half_width == pytest.approx(math.hypot(*(50 * (high - low) for low, high in intervals)))
+
+
+def test_the_variance_between_seeds_is_pooled_over_the_runs_of_a_column(tmp_path: Path) -> None:
+    """10, 20 and 30, 50 errors of 10,000: variances of 0.005 and 0.02 in per cent, two degrees of freedom."""
+    store, runs = smoke_store(tmp_path), make_runs("ab")
+    write_errors(store, runs["a"], (10, 20))
+    write_errors(store, runs["b"], (30, 50))
+    results = run_table(store, runs)
+    a, _ = estimates(results)
+    of_images = 100 * wilson_interval(15, 10_000)[1] - 0.15
+    of_seeds = T2 * math.sqrt(0.0125 / 2)
+    assert a.high - a.mean == pytest.approx(math.hypot(of_images, of_seeds))
+    (verdict,) = results.verdicts()
+    assert verdict.kind is VerdictKind.UNDECIDED
+    assert verdict.half_width > T2 * math.sqrt(2 * 0.0125 / 2)
+
+
+def test_a_variance_group_of_runs_has_a_variance_of_its_own(tmp_path: Path) -> None:
+    store, runs = smoke_store(tmp_path), make_runs("abc")
+    for name, errors in (("a", (200, 210)), ("b", (100, 110)), ("c", (100, 900))):
+        write_errors(store, runs[name], errors)
+    results = run_table(store, runs, {"c": "unsteady"}, Claim("b is better", ("b", "error"), ("a", "error")))
+    a, b, c = estimates(results)
+    of_seeds = T2 * math.sqrt(0.005 / 2)
+    of_images = 100 * wilson_interval(205, 10_000)[1] - 2.05
+    assert a.high - a.mean == pytest.approx(math.hypot(of_images, of_seeds))
+    assert b.high - b.mean < a.high - a.mean
+    assert c.high > 50
+    (verdict,) = results.verdicts()
+    assert verdict.kind is VerdictKind.HOLDS
+
+
+def test_measurements_pool_their_variance_only_in_a_variance_group(tmp_path: Path) -> None:
+    """0.90, 0.94 and 0.95, 0.97: variances of 0.0008 and 0.0002; the third row, far noisier, has its own."""
+    store = cpu_store(tmp_path)
+    for name, numbers in {"a": (0.90, 0.94), "b": (0.95, 0.97), "c": (0.2, 0.8)}.items():
+        for seed, number in enumerate(numbers):
+            store.write_measurement(RecordKey(measurement(name), seed), {"number": number}, 1.0)
+    groups = {"a": "digit", "b": "digit", "c": ""}
+    rows = tuple(TableRow(k, {"x": Cell(None, measurement(k), "number")}, group) for k, group in groups.items())
+    a, b, c = estimates(Results(Item("t", "Table", "A table.", {"x": "ratio"}, rows), store))
+    half_width = T2 * math.sqrt(0.0005 / 2)
+    assert [a.mean - a.low, b.mean - b.low] == pytest.approx([half_width, half_width])
+    assert b.high == 1  # the largest ratio
+    assert (c.low, c.high) == (0, 1)
+
+
+def test_a_variance_known_for_one_run_is_used_for_both(tmp_path: Path) -> None:
+    """Errors of 2 % with three seeds (1.9, 2.0, 2.1) and of 1 % with one seed."""
+    store, runs = smoke_store(tmp_path), make_runs("ab")
+    write_errors(store, runs["a"], (190, 200, 210))
+    write_errors(store, runs["b"], (100,))
+    claim = Claim("b is better", ("b", "error"), ("a", "error"))
+    (verdict,) = run_table(store, runs, {"b": "other"}, claim).verdicts()
+    assert verdict.difference == pytest.approx(1.0)
+    assert verdict.seeds == 1
+    of_seeds = T2 * math.sqrt(0.01 / 3 + 0.01)
+    assert of_seeds < verdict.half_width < 1.2 * of_seeds
+    assert verdict.kind is VerdictKind.HOLDS
+
+
+def test_a_run_that_diverged_is_worse_than_one_that_trained(tmp_path: Path) -> None:
+    store, runs = smoke_store(tmp_path), make_runs("ab")
+    write_run(store, runs["a"], torch.ones(10, dtype=torch.bool))
+    store.write_diverged(RecordKey(runs["b"], 0), run_spec(runs["b"], "smoke"), "step 3")
+    results = run_table(store, runs)
+    kinds = [
+        results.verdict(Claim("it is better", (one, "error"), (other, "error"))).kind
+        for one, other in (("a", "b"), ("b", "a"), ("b", "b"))
+    ]
+    assert kinds == [VerdictKind.WORSE_DIVERGED, VerdictKind.BETTER_DIVERGED, VerdictKind.BOTH_DIVERGED]
+    (_, b) = estimates(results)
+    assert (b.seeds, b.diverged) == (0, 1)
+
+
+def test_two_numbers_of_one_measurement_are_compared_by_seed(tmp_path: Path) -> None:
+    """Errors near 60 and 20 % with two GANs; the better network has 2 and 3 points less."""
+    store, gan = cpu_store(tmp_path), measurement("gan")
+    for seed, (a, b) in enumerate(((58.0, 60.0), (17.0, 20.0))):
+        store.write_measurement(RecordKey(gan, seed), {"a": a, "a_images": 40_000, "b": b, "b_images": 40_000}, 1.0)
+    rows = tuple(TableRow(name, {"error": Cell(None, gan, name)}) for name in ("a", "b"))
+    claims = tuple(Claim("a is better", ("a", "error"), ("b", "error"), lower) for lower in (True, False))
+    less, more = Results(Item("t", "Table", "A table.", {"error": "%"}, rows, claims), store).verdicts()
+    of_images = [50 * (high - low) for low, high in (wilson_interval(n, 40_000) for n in (15_000, 16_000))]
+    half_width = math.hypot(T1 * math.sqrt(0.5 / 2), *of_images)
+    assert (less.difference, more.difference) == (2.5, -2.5)
+    assert [less.half_width, more.half_width] == pytest.approx([half_width, half_width])

@@ -1,0 +1,124 @@
+"""Measurements of the trained coefficients of quadratic-program routing (Yang 2021): signs, and magnitude per class."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchcaps._core.plotting import COLORS, MARKERS, new_figure, save_figure, style_axes
+from torchcaps.analysis.common import evaluate_predictions
+from torchcaps.reproduce.runner import MeasurementContext
+from torchcaps.reproduce.schema import Measurement
+from torchcaps.reproduce.statistics import Results
+from torchcaps.routing import Quadratic
+from torchcaps.training import Trained
+
+__all__ = ["draw_class_coefficients", "measure_class_coefficients", "measure_coefficient_signs", "routing_coefficients"]
+
+NEAR_ZERO = 0.01  # relative to the mean magnitude
+
+
+def routing_coefficients(net: Trained) -> Tensor:
+    """Return the coefficients of the layer with quadratic-program routing.
+
+    Shapes:
+        ``[children, parents]``
+    """
+    (values,) = (
+        layer.coefficients["coefficient"].detach()  # type: ignore[index, operator]
+        for layer in net.model.modules()
+        if isinstance(getattr(layer, "routing", None), Quadratic)
+    )
+    return values.reshape(-1, values.shape[-1])
+
+
+def measure_coefficient_signs(context: MeasurementContext, net: Trained) -> dict[str, Any]:
+    """Measure the percentage of routing coefficients that are negative, and that are near zero."""
+    values = routing_coefficients(net)
+    magnitude = values.abs().mean()
+    return {
+        "negative": 100 * float((values < 0).float().mean()),
+        "near_zero": 100 * float((values.abs() < NEAR_ZERO * magnitude).float().mean()),
+        "mean": float(values.mean()),
+        "largest": float(values.abs().max()),
+    }
+
+
+def measure_class_coefficients(
+    context: MeasurementContext, net: Trained, dynamic: Trained, n_images: int = 10_000
+) -> dict[str, Any]:
+    """Measure the magnitude of each class's routing coefficients and the recall of the class.
+
+    Magnitudes are means of ``|b|`` over the children, relative to the mean over the classes.
+
+    Args:
+        context: context of the measurement.
+        net: a network with quadratic-program routing.
+        dynamic: the control, a network with dynamic routing: some classes are hard for both.
+        n_images: number of test images.
+    """
+    magnitudes = routing_coefficients(net).abs().mean(0)  # [parents]
+    magnitudes = magnitudes / magnitudes.mean()
+    recalls, totals = _recalls(context, net, n_images)
+    recalls_dynamic, _ = _recalls(context, dynamic, n_images)
+    smallest = int(magnitudes.argmin())
+    others = torch.arange(len(magnitudes)) != smallest
+    return {
+        "classes": list(net.classes),
+        "magnitudes": magnitudes,
+        "recalls": recalls,
+        "recalls_dynamic": recalls_dynamic,
+        "smallest_magnitude": 100 * float(magnitudes[smallest]),
+        "smallest_class": smallest,
+        "recall": 100 * float(recalls[smallest]),
+        "recall_images": int(totals[smallest]),
+        "recall_dynamic": 100 * float(recalls_dynamic[smallest]),
+        "recall_dynamic_images": int(totals[smallest]),
+        "recall_of_others": 100 * float(recalls[others].mean()),
+        "recall_of_others_dynamic": 100 * float(recalls_dynamic[others].mean()),
+    }
+
+
+def _recalls(context: MeasurementContext, net: Trained, n_images: int) -> tuple[Tensor, Tensor]:
+    """Return the recall and the number of test images of each class, both ``[classes]``."""
+    batch = context.test_batch(net, n_images)
+    correct, _ = evaluate_predictions(net.model, batch.images, batch.labels, progress=context.progress)
+    n = len(net.classes)
+    totals = batch.labels.bincount(minlength=n)
+    return batch.labels[correct].bincount(minlength=n) / totals.clamp(min=1), totals
+
+
+def draw_class_coefficients(measurements: Mapping[str, Measurement], results: Results, out: Path) -> None:
+    """Draw one point per class and network: the magnitude of its coefficients, and its recall minus that of dynamic
+    routing. The class with the smallest coefficients is named.
+    """
+    figure = new_figure(7.8, 4.0)
+    axes = figure.subplots()
+    smallest: dict[str, tuple[float, float]] = {}  # point of the class with the smallest coefficients, by class name
+    drawn = False
+    for index, (label, measurement) in enumerate(measurements.items()):
+        color = COLORS[index % len(COLORS)]
+        style: dict[str, Any] = {"marker": MARKERS[index % len(MARKERS)], "s": 34, "alpha": 0.8}
+        style |= {"facecolors": "none", "edgecolors": color} if index % 2 else {"color": color}
+        for seed, (_, record) in enumerate(results.records(measurement)):
+            drawn, numbers = True, record["results"]
+            keys = ("magnitudes", "recalls", "recalls_dynamic")
+            magnitudes, recalls, dynamic = (torch.as_tensor(numbers[key]).float() for key in keys)
+            difference = 100 * (recalls - dynamic)
+            axes.scatter(magnitudes, difference, label=label if seed == 0 else None, **style)
+            i = int(numbers["smallest_class"])
+            name, point = numbers["classes"][i], (float(magnitudes[i]), float(difference[i]))
+            smallest[name] = min(smallest.get(name, point), point, key=lambda p: p[1])
+    if not drawn:
+        return
+    for name, point in smallest.items():
+        axes.annotate(name, point, (10, 4), textcoords="offset points", fontsize=9)
+    axes.axhline(0, color="0.4", linewidth=0.8)
+    title = f"{results.item.title}, scale {results.store.scale}, all seeds"
+    x = "magnitude of a class's coefficients (mean over the classes = 1)"
+    style_axes(axes, title, x, "recall minus that of dynamic routing, points")
+    axes.set_xlim(left=0)
+    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    save_figure(figure, out)
