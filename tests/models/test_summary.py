@@ -93,10 +93,8 @@ def test_the_table_is_that_of_the_model_as_it_is_now() -> None:
     assert not any(module._forward_hooks for module in model.modules())
     calls: list[object] = []
     model.register_forward_hook(lambda *passed: calls.append(passed))
-    assert "total" in str(model)
+    assert "total" in str(summarize(model))
     assert not calls  # hooks are for the owner's own calls
-    model.front.primary = nn.Identity()
-    assert str(model).startswith("CapsuleNetwork(")  # taken apart, it prints as any module does
 
 
 def test_the_table_is_the_same_on_the_meta_device() -> None:
