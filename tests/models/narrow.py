@@ -1,6 +1,7 @@
-"""Every model by name, at a width that a test can afford, and images and labels of its own shape."""
+"""Models of smoke-test size by name, and batches that fit them."""
 
 import functools
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 
 import torchcaps
+from tests.sampling import covering_sample
 from torchcaps.models import CapsuleSpec, Network
 from torchcaps.models.registry import MODELS
 
@@ -16,24 +18,43 @@ CAPSULE_MODELS = [name for name in torchcaps.list_models() if isinstance(MODELS.
 
 
 def narrow(name: str, **changes: Any) -> Network:
-    """Build a model with few channels and types."""
+    """Build a model of smoke-test size, with other values for some fields."""
     torch.manual_seed(0)
     return torchcaps.create_model(name, **(MODELS.get(name).spec.smoke_changes() | changes))
 
 
 def structure(model: Network) -> tuple[object, ...]:
-    """What makes a program of its own: the modules in order and the routings, whatever their sizes."""
+    """Return what determines the graph of a model: its modules in order and their routings, not their sizes."""
     modules = tuple(type(module) for module in model.modules())
     routings = tuple(str(module.routing) for module in model.modules() if hasattr(module, "routing"))
     return (*modules, *routings, model.n_objects)
 
 
+def sample_models(names: Iterable[str], n: int) -> list[str]:
+    """Return a seeded sample of models with every spec class, routing and kind of decoding, or all with `--all-cases`."""
+    return covering_sample(names, n, [_spec_class, _routing, _decoding])
+
+
+def _spec_class(name: str) -> str:
+    return type(MODELS.get(name).spec).__name__
+
+
+def _routing(name: str) -> str:
+    return str(getattr(MODELS.get(name).spec, "routing", None))
+
+
+def _decoding(name: str) -> tuple[object, object]:
+    spec = MODELS.get(name).spec
+    return getattr(spec, "reconstruction", False), getattr(spec, "n_objects", 1)
+
+
+# one model for each graph
 STRUCTURES = list({structure(narrow(name)): name for name in reversed(torchcaps.list_models())}.values())
 
 
 @functools.cache
 def pixels(image: tuple[int, int, int], n_images: int) -> Tensor:
-    """Images that differ: a bright bar each, at its own place and slant, over some noise."""
+    """Return images that differ: a bright bar of random angle and position on noise."""
     generator = torch.Generator().manual_seed(3)
     channels, height, width = image
     rows, columns = torch.meshgrid(torch.linspace(-1, 1, height), torch.linspace(-1, 1, width), indexing="ij")
@@ -47,7 +68,7 @@ def pixels(image: tuple[int, int, int], n_images: int) -> Tensor:
 
 
 def batch(model: Network, n_images: int = 8) -> tuple[Tensor, Tensor, Tensor]:
-    """Images, labels and what a decoder is to make of them, as this model takes them."""
+    """Return images, labels and reconstruction targets in the format of a model."""
     images = pixels(model.spec.image, n_images)
     classes = model.spec.classes
     first = torch.arange(n_images) % classes

@@ -91,7 +91,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def python(project: Path, script: str) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    environment |= {"PYTHONPATH": str(project), "OMP_NUM_THREADS": "1"}
+    environment |= {"PYTHONPATH": str(project), "OMP_NUM_THREADS": "1", "TORCHCAPS_ALL_CASES": "1"}
     return subprocess.run([sys.executable, "-c", script], cwd=project, env=environment, capture_output=True, text=True)
 
 

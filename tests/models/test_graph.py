@@ -1,4 +1,4 @@
-"""Compiled, exported, channels last, in half precision: the same model."""
+"""Models compiled, exported, in channels-last format, in half precision, copied and saved."""
 
 import copy
 import io
@@ -7,26 +7,26 @@ import pickle
 import pytest
 import torch
 
-from tests.models.narrow import CAPSULE_MODELS, EVERY, STRUCTURES, batch, narrow
+from tests.models.narrow import CAPSULE_MODELS, EVERY, STRUCTURES, batch, narrow, sample_models
+from tests.sampling import covering_sample
 from tests.tolerances import HALF, SAME, relative_rms
+from torchcaps import list_models
 from torchcaps.models import Output
 
-EVERY_STRUCTURE = pytest.mark.parametrize("name", STRUCTURES)
+SOME_STRUCTURES = pytest.mark.parametrize("name", sample_models(STRUCTURES, 8))
+HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+MODELS_IN_HALF = covering_sample(
+    [(name, half) for name in list_models() for half in HALVES], 30, [lambda case: case[0]]
+)
 BATCH = torch.export.Dim("batch", min=1, max=64)
 
 
-def test_every_structure_is_there() -> None:
-    assert len(STRUCTURES) >= 20
-    assert {name.split("_")[0] for name in STRUCTURES} >= {
-        "sabour2017",
-        "choi2019",
-        "tsai2020",
-        "chen2019",
-        "hinton2018",
-    }
+def test_structures_cover_all_papers() -> None:
+    papers = {name.split("_")[0] for name in list_models()}
+    assert papers - {name.split("_")[0] for name in STRUCTURES} == set()
 
 
-@EVERY_STRUCTURE
+@SOME_STRUCTURES
 def test_one_graph_under_compile(name: str) -> None:
     torch.compiler.reset()
     model = narrow(name).eval()
@@ -35,7 +35,7 @@ def test_one_graph_under_compile(name: str) -> None:
     assert relative_rms(compiled(images).scores, model(images).scores) < SAME[torch.float32]
 
 
-@EVERY_STRUCTURE
+@SOME_STRUCTURES
 def test_export_with_a_dynamic_batch(name: str) -> None:
     model = narrow(name).eval()
     program = torch.export.export(model, (batch(model, 3)[0],), dynamic_shapes={"images": {0: BATCH}})
@@ -85,10 +85,10 @@ def test_channels_last_is_the_same_model(name: str) -> None:
         assert relative_rms(found.reconstruction, expected.reconstruction) < SAME[torch.float64]
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
-@EVERY
-def test_half_precision_is_finite_and_near(name: str, dtype: torch.dtype) -> None:
-    """As a whole in half precision, and under autocast where the routing stays in float32."""
+@pytest.mark.parametrize(("name", "half"), MODELS_IN_HALF)
+def test_half_precision_is_finite_and_near(name: str, half: str) -> None:
+    """Completely in half precision, and under autocast with the routing in float32."""
+    dtype = HALVES[half]
     model = narrow(name)
     images, labels, targets = batch(model, 3)
     expected = model.eval()(images).scores

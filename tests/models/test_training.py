@@ -4,12 +4,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.models.narrow import CAPSULE_MODELS, EVERY, batch, narrow
+from tests.models.narrow import CAPSULE_MODELS, EVERY, batch, narrow, sample_models
+from tests.sampling import covering_sample
 from torchcaps import create_model
 from torchcaps._core.labels import split_labels
 from torchcaps.models import Network
 from torchcaps.models.registry import MODELS
 from torchcaps.routing import Dynamic, Quadratic
+
+FULL_SIZE_CASES = [(name, preset) for name in CAPSULE_MODELS for preset in MODELS.get(name).spec.presets]
+
+
+def spec_and_preset(case: tuple[str, str]) -> tuple[str, str]:
+    return type(MODELS.get(case[0]).spec).__name__, case[1]
 
 
 def all_correct(model: Network, images: Tensor, labels: Tensor) -> bool:
@@ -55,7 +62,7 @@ def test_the_loss_falls_and_every_parameter_receives_a_gradient(name: str) -> No
     assert losses[-1] < losses[0], losses
 
 
-@pytest.mark.parametrize("name", CAPSULE_MODELS)
+@pytest.mark.parametrize("name", sample_models(CAPSULE_MODELS, 12))
 def test_eight_images_are_learnt_by_heart(name: str) -> None:
     model = narrow(name)
     images, labels, targets = batch(model, 8)
@@ -69,23 +76,22 @@ def test_eight_images_are_learnt_by_heart(name: str) -> None:
     pytest.fail(f"{name} has not learnt 8 images in 150 steps")
 
 
-@pytest.mark.parametrize("name", CAPSULE_MODELS)
-def test_class_capsules_start_where_training_moves_them(name: str) -> None:
-    """At full width. Squashed lengths have no slope at 0 and none at 1, so they start well between."""
-    for preset in MODELS.get(name).spec.presets:
-        torch.manual_seed(0)
-        model = create_model(name, preset=preset)  # in training mode, as it will be at the first step
-        with torch.no_grad():
-            output = model(batch(model, 2)[0])
-        head, routing = model.spec.head, model.spec.effective_routing  # type: ignore[attr-defined]
-        if isinstance(routing, Dynamic | Quadratic):
-            assert 0.02 < float(output.capsules.length().mean()) < 0.5, preset
-        elif head == "linear":
-            assert 0.05 < float(output.scores.std()) < 3, preset  # logits neither equal nor decided
-        elif head == "activation":
-            assert 0.05 < float(output.scores.mean()) < 0.99, preset
-        else:  # exp_squash and tanh have a slope of 1 at 0
-            assert 0.001 < float(output.scores.mean()) < 0.5, preset
+@pytest.mark.parametrize(("name", "preset"), covering_sample(FULL_SIZE_CASES, 20, [spec_and_preset]))
+def test_class_capsules_start_with_gradients(name: str, preset: str) -> None:
+    """At full width and in training mode: squashed lengths have no slope at 0 and 1, so they start in between."""
+    torch.manual_seed(0)
+    model = create_model(name, preset=preset)
+    with torch.no_grad():
+        output = model(batch(model, 2)[0])
+    head, routing = model.spec.head, model.spec.effective_routing  # type: ignore[attr-defined]
+    if isinstance(routing, Dynamic | Quadratic):
+        assert 0.02 < float(output.capsules.length().mean()) < 0.5, preset
+    elif head == "linear":
+        assert 0.05 < float(output.scores.std()) < 3, preset  # logits neither equal nor decided
+    elif head == "activation":
+        assert 0.05 < float(output.scores.mean()) < 0.99, preset
+    else:  # exp_squash and tanh have a slope of 1 at 0
+        assert 0.001 < float(output.scores.mean()) < 0.5, preset
 
 
 def test_yang_alternates_without_moving_weights() -> None:
