@@ -30,8 +30,8 @@ from torchcaps.bench.record import write_record
 from torchcaps.training import RunSpec
 from torchcaps.training.distributed import Engine
 from torchcaps.training.logging import ConsoleLogger, MetricsLog
-from torchcaps.training.run_dir import RunFolder
-from torchcaps.training.setup import make_network, open_images
+from torchcaps.training.run_dir import RunDirectory
+from torchcaps.training.setup import build_network, open_data
 from torchcaps.training.stopping import Timer
 from torchcaps.training.trainer import Trainer
 
@@ -64,10 +64,10 @@ class Stopwatch:
 def loop_share(name: str, steps: int) -> dict[str, Any]:
     """Train for some steps, and tell what of it was not arithmetic."""
     spec = RunSpec.of(name, data="digits", num_threads=1, val_fraction=0.0)
-    images = open_images(spec)
+    images = open_data(spec)
     watch = Stopwatch()
-    with tempfile.TemporaryDirectory() as place, RunFolder.new(Path(place) / "run", "run") as folder:
-        training = Trainer(spec, folder, Engine(spec), images, make_network(spec), ConsoleLogger(False))
+    with tempfile.TemporaryDirectory() as place, RunDirectory.create(Path(place) / "run", "run") as folder:
+        training = Trainer(spec, folder, Engine(spec), images, build_network(spec), ConsoleLogger(False))
         training.metrics = MetricsLog(folder.metrics, 0)
         training.timer = Timer(time.monotonic)
         training.network.forward = watch.around(training.network.forward)  # type: ignore[method-assign]

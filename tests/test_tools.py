@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from torchcaps.training.logging import read_metrics
-from torchcaps.training.run_dir import RunFolder
+from torchcaps.training.run_dir import RunDirectory
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -144,7 +144,7 @@ def recorded_run(name: str) -> dict[str, Any]:
     """A run under results/, after its files were seen to belong together."""
     folder = ROOT / "results/runs" / name
     report = json.loads((folder / "results.json").read_text())
-    spec = RunFolder(folder).read_config()
+    spec = RunDirectory(folder).read_config()
     assert (spec.model, spec.seed) == (report["model"], report["seed"])
     rows = read_metrics(folder / "metrics.csv")
     assert rows[-1]["step"] == report["steps"]

@@ -27,7 +27,7 @@ from torchcaps.data import (
 )
 from torchcaps.metrics import wilson_interval
 from torchcaps.training import RunSpec, load_run, train
-from torchcaps.training.setup import some_of
+from torchcaps.training.setup import limit_images
 
 NARROW: dict[str, Any] = {"width": 4, "types": 2, "dim": 4, "hidden": (8,), "batch_size": 16, "num_threads": 1}
 TWO = {"data": "multimnist", "data_options": {"source": "digits"}, "max_train_images": 40}
@@ -132,7 +132,7 @@ def test_runs_are_drawn_together(runs: dict[str, str], tmp_path: Path, capsys: p
 
 def test_numbers_are_those_of_the_analysis(runs: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     run = load_run(runs["one"])
-    dataset = some_of(create_dataset("digits", "test"), 16)
+    dataset = limit_images(create_dataset("digits", "test"), 16)
     (batch,) = run.loader(dataset).epoch(0)
     by_hand = analysis.attack(run.model, batch.images, batch.labels, "pgd", eps=2 / 255, seed=5)
     words = ("--data", "digits", "--num-threads", "1", "--json", "--images", "16", "--eps", "2", "--method", "pgd")

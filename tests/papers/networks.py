@@ -12,7 +12,7 @@ from torchcaps.capsules import Capsules
 from torchcaps.data import Batch, create_pipeline
 from torchcaps.models import Network
 from torchcaps.reproduce.runner import MeasurementContext
-from torchcaps.training import RunSpec, Trained
+from torchcaps.training import RunSpec, TrainedRun
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class FixedContext(MeasurementContext):
 
     batches: dict[str, Batch] = field(default_factory=dict)
 
-    def batch(self, run: Trained, name: str, n: int, split: str = "test", **options: Any) -> Batch:
+    def batch(self, run: TrainedRun, name: str, n: int, split: str = "test", **options: Any) -> Batch:
         return Batch(*(part[:n] for part in self.batches[split]))
 
 
@@ -33,11 +33,11 @@ def fixed_context(
     return FixedContext("smoke", 0, directory, batches={"test": test, "train": test if train is None else train})
 
 
-def as_trained(model: Network, name: str, augmentation: str = "", **options: Any) -> Trained:
+def as_trained(model: Network, name: str, augmentation: str = "", **options: Any) -> TrainedRun:
     """Return a network as if it were that of a finished run."""
     classes = tuple(map(str, range(model.spec.classes)))
     spec = RunSpec.of(name, **options)
-    return Trained(Path("run"), spec, model.eval(), create_pipeline(augmentation), classes, "last", 0)
+    return TrainedRun(Path("run"), spec, model.eval(), create_pipeline(augmentation), classes, "last", 0)
 
 
 class NearestOutput(nn.Module):
@@ -59,7 +59,7 @@ class PoseLayers(nn.Module):
         return Capsules(poses)
 
 
-def network_with_outputs(name: str, images: Tensor, outputs: Tensor, augmentation: str = "", **changes: Any) -> Trained:
+def network_with_outputs(name: str, images: Tensor, outputs: Tensor, augmentation: str = "", **changes: Any) -> TrainedRun:
     """Return a network with prescribed scores ``[B, classes]``, or class capsules ``[B, classes, D]``."""
     model: Any = narrow(name, image=tuple(images.shape[1:]), **changes)
     model.front = nn.Sequential(NearestOutput(images, outputs))

@@ -8,7 +8,7 @@ import torch
 from torchcaps.papers import find_paper
 from torchcaps.reproduce.scales import run_spec
 from torchcaps.routing import EM, Dynamic, InvertedAttention, Quadratic
-from torchcaps.training.setup import make_network
+from torchcaps.training.setup import build_network
 
 CAPSNET = "CapsNet, {} iteration{}, {}reconstruction"
 
@@ -22,7 +22,7 @@ def declared_run(paper: str, item: str, row: str, column: str) -> dict[str, Any]
     """Return what a row trains at the scale full."""
     spec = run_spec(source_of(paper, item, row, column), "full")
     with torch.device("meta"):
-        model = make_network(spec)
+        model = build_network(spec)
     routing = getattr(model.spec, "effective_routing", None)
     return {
         "model": spec.model,

@@ -10,7 +10,7 @@ from tests.papers.networks import fixed_context, network_with_outputs
 from tests.tolerances import SAME, largest_difference
 from torchcaps.capsules import Capsules
 from torchcaps.papers.measures.decoding import measure_foreign_decoder
-from torchcaps.training import Trained
+from torchcaps.training import TrainedRun
 
 N, SIDE = 6, 20
 
@@ -23,7 +23,7 @@ class ConstantDecoder(nn.Module):
         return shade[:, None, None, None].expand(-1, 1, SIDE, SIDE)
 
 
-def network(images: Tensor, predictions: list[int], shade: float, decoder: nn.Module | None) -> Trained:
+def network(images: Tensor, predictions: list[int], shade: float, decoder: nn.Module | None) -> TrainedRun:
     """Return a network with capsules ``(shade + class / 100, 0, ...)``; that of the prediction is longer."""
     poses = torch.zeros(N, 10, 16)
     poses[:, :, 0] = shade + torch.arange(10) / 100

@@ -16,7 +16,7 @@ from torchcaps.papers.measures.training import measure_early_training
 from torchcaps.reproduce.runner import MeasurementContext
 from torchcaps.reproduce.schema import Item
 from torchcaps.reproduce.store import MeasurementCheckpoint, RecordKey, RecordStore
-from torchcaps.training import Trained, load_run
+from torchcaps.training import TrainedRun, load_run
 
 GAN_OPTIONS: dict[str, Any] = {"n_images": 300, "epochs": 2, "images_per_class": 1, "width": 0.05, "n_shown": 1}
 
@@ -82,7 +82,7 @@ def test_gan_training_repeats_no_saved_step(tmp_path: Path) -> None:
     assert steps[0] == 6 - 4  # the fifth step was taken but not saved
 
 
-def trained_network(store: RecordStore, item: Item, label: str, column: str) -> Trained:
+def trained_network(store: RecordStore, item: Item, label: str, column: str) -> TrainedRun:
     """Reproduce one row of an item; return the network that its measurement uses."""
     rows = tuple(row for row in item.rows if row.label == label)
     reproduce_item(Item(item.name, item.title, item.description, item.columns, rows), store)

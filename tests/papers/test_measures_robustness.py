@@ -18,12 +18,12 @@ from torchcaps.papers.measures.robustness import (
     measure_white_box,
 )
 from torchcaps.reproduce.runner import MeasurementContext
-from torchcaps.training import Trained
+from torchcaps.training import TrainedRun
 
 SCALES = pytest.mark.parametrize(("augmentation", "scale"), [("", 255), ("chen2019.mnist", 256)])
 
 
-def linear_network(seed: int, augmentation: str) -> tuple[Trained, nn.Linear]:
+def linear_network(seed: int, augmentation: str) -> tuple[TrainedRun, nn.Linear]:
     """Return a network with one linear map from 16x16 pixels to three logits."""
     model = narrow("chen2019_lenet", image=(1, 16, 16), classes=3).double()
     torch.manual_seed(seed)

@@ -63,7 +63,7 @@ def write_run(store: RecordStore, run: Run, correct: Tensor, seed: int = 0) -> N
     directory.path.mkdir(parents=True)
     directory.write_config(run_spec(run, store.scale, seed))
     n, n_correct = len(correct), int(correct.sum())
-    test = {"accuracy": n_correct / n, "n": n, "n_right": n_correct, "loss": 0.0, "correct": pack_bits(correct)}
+    test = {"accuracy": n_correct / n, "n": n, "n_correct": n_correct, "loss": 0.0, "correct": pack_bits(correct)}
     report = {
         "stop_reason": "max_epochs",
         "epochs": 1,

@@ -18,7 +18,7 @@ from torchcaps.reproduce.schema import Cell, Item, Measurement, Run, TableRow
 from torchcaps.reproduce.store import RecordKey, RecordStore
 from torchcaps.training.errors import RunError
 from torchcaps.training.logging import read_metrics
-from torchcaps.training.run_dir import RunFolder
+from torchcaps.training.run_dir import RunDirectory
 
 LONG = Run("capsnet_small", {"width": 8, "types": 2, "max_train_images": 400, "max_test_images": 50, "batch_size": 16,
                              "steps": 60, "checkpoint_interval_steps": 5, "eval_interval_steps": 100})  # fmt: skip
@@ -38,10 +38,10 @@ def run_long(directory: Path) -> RecordStore:
     return store
 
 
-def saved_step(directory: RunFolder) -> int:
+def saved_step(directory: RunDirectory) -> int:
     """Return the step of the newest complete checkpoint."""
     try:
-        checkpoint, _ = directory.newest()
+        checkpoint, _ = directory.newest_checkpoint()
     except OSError:
         return 0
     return 0 if checkpoint is None else int(checkpoint.state["run"]["step"])
@@ -102,7 +102,7 @@ def test_a_locked_run_is_left_to_the_other_process(tmp_path: Path) -> None:
     store, key = smoke_store(tmp_path), RecordKey(Run("chen2019_lenet"), 0)
     directory = store.run_directory(key)
     directory.path.mkdir(parents=True)
-    directory.hold()
+    directory.lock()
     plan = TaskPlan((Task(key, TaskState.NEW, name="LeNet"),))
     try:
         ((_, result),) = execute_plan(plan, store, PlanProgress(plan, False, str))

@@ -14,7 +14,7 @@ from torchcaps.models.recipe import OptimizerConfig
 from torchcaps.training import CheckpointError, resume, train
 from torchcaps.training.checkpoint import read_checkpoint, write_checkpoint
 from torchcaps.training.inference import load_run
-from torchcaps.training.run_dir import RunFolder
+from torchcaps.training.run_dir import RunDirectory
 
 
 def damaged_versions(content: bytes) -> dict[str, bytes]:
@@ -37,7 +37,7 @@ def test_damaged_checkpoint_is_detected_and_previous_one_resumed(
     spec = small_spec(epochs=3, checkpoint_interval_steps=2)
     complete = train(spec, tmp_path / "complete")
     train(spec.replace_recipe(epochs=2), tmp_path / "run")
-    directory = RunFolder(tmp_path / "run")
+    directory = RunDirectory(tmp_path / "run")
     intact = directory.last.read_bytes(), directory.previous.read_bytes()
     for name, content in damaged_versions(intact[0]).items():
         assert content != intact[0], name

@@ -11,7 +11,7 @@ from tests.training.helpers import small_spec as small
 from torchcaps.data import Loader, create_dataset
 from torchcaps.metrics import exact_set_match, top_k_set_match, wilson_interval
 from torchcaps.training import train
-from torchcaps.training.evaluation import Tally, evaluate
+from torchcaps.training.evaluation import RunningEvaluation, evaluate
 
 
 def test_wilsons_interval_holds_at_the_ends() -> None:
@@ -30,7 +30,7 @@ def test_wilsons_interval_holds_at_the_ends() -> None:
 
 def test_one_object_is_counted_by_class_and_by_mistake() -> None:
     model = torchcaps.create_model("capsnet_small", classes=3)
-    tally = Tally(model)
+    tally = RunningEvaluation(model)
     scores = torch.tensor([[0.9, 0.1, 0.1], [0.2, 0.7, 0.1], [0.6, 0.3, 0.2], [0.1, 0.2, 0.3]])
     tally.add(scores[:3], torch.tensor([0, 1, 2]), 2.0)
     tally.add(scores[3:], torch.tensor([2]), 6.0)
@@ -39,7 +39,7 @@ def test_one_object_is_counted_by_class_and_by_mistake() -> None:
     assert found.seen == [1, 1, 2]
     assert found.found == [1, 1, 1]
     assert found.confusion == [[1, 0, 0], [0, 1, 0], [1, 0, 1]]
-    again = Tally(model)
+    again = RunningEvaluation(model)
     again.restore(tally.plain())
     assert again.measures() == found
 
@@ -49,7 +49,7 @@ def test_several_objects_are_right_as_a_set() -> None:
     two = torchcaps.create_model("sabour2017_multimnist", classes=4)
     labels = torch.tensor([[0, 1], [2, 3], [3, 0], [1, 2]])
     scores = torch.rand(4, 4)
-    tally = Tally(two)
+    tally = RunningEvaluation(two)
     tally.add(scores, labels, 0.0)
     hot = torch.nn.functional.one_hot(labels, 4).amax(1)
     assert tally.measures().n_right == int(top_k_set_match(scores, hot, 2).sum())
@@ -60,7 +60,7 @@ def test_several_objects_are_right_as_a_set() -> None:
     logits = torch.randn(50, 4)
     there = (torch.rand(50, 4) < 0.5).float()
     there[:20] = (logits[:20] > 0).float()
-    tally = Tally(free)
+    tally = RunningEvaluation(free)
     tally.add(logits, there, 0.0)
     assert tally.measures().n_right == int(exact_set_match(logits.sigmoid(), there).sum()) >= 20
     assert tally.measures().found == ((logits > 0) & (there > 0)).sum(0).tolist()

@@ -23,7 +23,7 @@ from torchcaps.training.checkpoint import read_checkpoint
 from torchcaps.training.errors import RunInUseError
 from torchcaps.training.inference import load_run
 from torchcaps.training.logging import ConsoleLogger, read_metrics
-from torchcaps.training.run_dir import RunFolder
+from torchcaps.training.run_dir import RunDirectory
 from torchcaps.training.trainer import Trainer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -188,7 +188,7 @@ def test_full_disk_keeps_last_checkpoint(tmp_path: Path, limit_file_size: Any, m
         with pytest.raises(RunError, match=r"last\.safetensors can't be written: File too large.*--resume"):
             train(spec, tmp_path / "run")
     limit_file_size(-1)
-    directory = RunFolder(tmp_path / "run")
+    directory = RunDirectory(tmp_path / "run")
     assert read_checkpoint(directory.last).state["run"]["step"] == 6
     assert sorted(path.name for path in directory.last.parent.iterdir()) == ["last.safetensors", "previous.safetensors"]
     assert_bit_equal(last_checkpoint(resume(directory.path)).tensors, last_checkpoint(complete).tensors)
@@ -196,7 +196,7 @@ def test_full_disk_keeps_last_checkpoint(tmp_path: Path, limit_file_size: Any, m
 
 def test_unusable_directory_is_reported_before_data_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr("torchcaps.training.run.open_images", None)
+    monkeypatch.setattr("torchcaps.training.run.open_data", None)
     with pytest.raises(RunError, match=r"file/run.*Not a directory"):
         train(small_spec(), tmp_path / "file/run")
 
@@ -205,8 +205,8 @@ def test_run_directory_belongs_to_one_run(tmp_path: Path) -> None:
     train(small_spec(), tmp_path / "run")
     with pytest.raises(RunInUseError, match="--resume"):
         train(small_spec(), tmp_path / "run")
-    with RunFolder(tmp_path / "run") as directory:
-        directory.hold()
+    with RunDirectory(tmp_path / "run") as directory:
+        directory.lock()
         with pytest.raises(RunInUseError, match=str(os.getpid())):
             resume(tmp_path / "run")
     resume(tmp_path / "run")
@@ -217,7 +217,7 @@ def test_run_directory_belongs_to_one_run(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "full") == ["letter.txt"]
     for path in (tmp_path / "nowhere", tmp_path / "full", tmp_path / "full/letter.txt"):
         with pytest.raises(ValueError, match=path.name):
-            RunFolder.existing(path)
+            RunDirectory.open(path)
 
 
 def test_invalid_config_is_reported(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ from torchcaps.cli.train import train_help
 from torchcaps.data import Loader
 from torchcaps.models.schedules import Exponential, OneCycle
 from torchcaps.routing import EM, Dynamic
-from torchcaps.training import RunSpec, StopReason, Trained, load_run, train
-from torchcaps.training.evaluation import Measures
+from torchcaps.training import RunSpec, StopReason, TrainedRun, load_run, train
+from torchcaps.training.evaluation import Evaluation
 from torchcaps.training.logging import read_metrics
 from torchcaps.training.trainer import Trainer
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("here")
 
 
 def spec_of(folder: str) -> RunSpec:
-    trained: Trained = load_run(folder)
+    trained: TrainedRun = load_run(folder)
     return trained.spec
 
 
@@ -212,7 +212,7 @@ def test_trap_52_the_best_is_chosen_on_images_held_out_and_never_on_the_test_ima
     splits: list[str] = []
     evaluate = Trainer.evaluate
 
-    def record(self: Trainer, loader: Loader) -> Measures:
+    def record(self: Trainer, loader: Loader) -> Evaluation:
         splits.append(loader.dataset.split)
         return evaluate(self, loader)
 

@@ -27,14 +27,14 @@ from torchcaps.training import DivergenceError, RunSpec, StopReason, load_run, r
 from torchcaps.training.checkpoint import read_checkpoint
 from torchcaps.training.evaluation import evaluate
 from torchcaps.training.logging import read_metrics
-from torchcaps.training.setup import make_network, open_images, open_test
+from torchcaps.training.setup import build_network, open_data, open_test_set
 from torchcaps.training.trainer import Trainer
 
 
 def train_plainly(spec: RunSpec, n_steps: int) -> dict[str, torch.Tensor]:
     """The same training as a plain PyTorch loop; returns the weights."""
-    images = open_images(spec)
-    model = make_network(spec)
+    images = open_data(spec)
+    model = build_network(spec)
     model.train()
     loss, recipe = model.loss(), spec.recipe
     optimizer = recipe.optimizer.make(model.parameters())
@@ -144,7 +144,7 @@ def test_micro_batches_have_gradient_of_full_batch(tmp_path: Path) -> None:
 
 def test_max_grad_norm_clips_long_gradients_only(tmp_path: Path) -> None:
     spec = small_spec(steps=1, optimizer=OptimizerConfig("sgd", 1.0, 0.0))
-    start = dict(make_network(spec).state_dict())
+    start = dict(build_network(spec).state_dict())
     norms = {}
     for max_norm in (None, 1e6, 1e-3):
         weights = last_weights(train(dataclasses.replace(spec, max_grad_norm=max_norm), tmp_path / str(max_norm)))
@@ -156,7 +156,7 @@ def test_max_grad_norm_clips_long_gradients_only(tmp_path: Path) -> None:
 
 def test_ema_weights_are_saved_and_evaluated(tmp_path: Path) -> None:
     constant = TimeDecay(0.0)
-    mean = dict(make_network(small_spec()).state_dict())
+    mean = dict(build_network(small_spec()).state_dict())
     for n in range(4):
         weights = last_weights(train(small_spec(steps=n + 1, lr_schedule=constant), tmp_path / f"{n}"))
         d = min(0.9, (1 + n) / (10 + n))
@@ -305,7 +305,7 @@ def test_test_set_is_evaluated_once_per_kind_of_weights(
 
 def evaluate_again(path: Path, kind: str) -> Any:
     run = load_run(path, kind)
-    dataset = open_test(run.spec)
+    dataset = open_test_set(run.spec)
     assert dataset is not None
     return evaluate(run.model, run.loader(dataset), run.model.loss(), run.step)
 
@@ -317,7 +317,7 @@ def test_result_has_correctness_of_every_test_image(tmp_path: Path) -> None:
     assert result.correct.shape == (30,)
     assert int(result.correct.sum()) == round(result.test.accuracy * 30)
     run = load_run(result.path)
-    images = open_images(run.spec)
+    images = open_data(run.spec)
     assert images.test is not None
     batches = list(run.loader(images.test).epoch(0))
     expected = torch.cat([run.model.is_correct(run.model(batch.images), batch.labels) for batch in batches])
@@ -381,7 +381,7 @@ def test_too_high_learning_rate_diverges_and_names_flag(tmp_path: Path) -> None:
 
 def test_quadratic_routing_ascends_on_its_coefficients(tmp_path: Path) -> None:
     result = train(small_spec(routing="quadratic", steps=3), tmp_path / "run")
-    start = make_network(saved_spec(result)).state_dict()
+    start = build_network(saved_spec(result)).state_dict()
     (name,) = [name for name in start if name.endswith("coefficient")]
     assert not torch.equal(last_weights(result)[name], start[name])
     fixed = train(small_spec(routing="quadratic", steps=3, ascents=0), tmp_path / "fixed")
@@ -395,8 +395,8 @@ def test_diverging_routing_coefficients_end_the_run(tmp_path: Path) -> None:
 
 def test_max_train_images_is_a_fixed_subset(tmp_path: Path) -> None:
     assert last_checkpoint(train(small_spec(max_train_images=40, epochs=1), tmp_path / "run")).state["n_images"] == 40
-    subsets = [open_images(small_spec(max_train_images=40, seed=seed)).train for seed in (0, 1)]
+    subsets = [open_data(small_spec(max_train_images=40, seed=seed)).train for seed in (0, 1)]
     assert [len(subset) for subset in subsets] == [40, 40]
-    assert len(open_images(small_spec()).train) > 40
+    assert len(open_data(small_spec()).train) > 40
     first, second = ([int(image.sum()) for image, _ in subset] for subset in subsets)
     assert first == second

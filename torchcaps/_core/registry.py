@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from torchcaps._core.validation import join_quoted
 
-__all__ = ["Registry", "check_name", "import_object", "is_import_path"]
+__all__ = ["Registry", "check_name", "import_instance", "import_object", "is_import_path"]
 
 T = TypeVar("T")
 MAX_NAMES_SHOWN = 8  # in the error for an unknown name
@@ -119,3 +119,18 @@ def import_object(path: str) -> Any:
         raise ValueError(f"{path} can't be imported: {error}") from error
     except AttributeError as error:
         raise ValueError(f"{path} can't be imported: {module} has no {name!r}") from error
+
+
+def import_instance(path: str, base: type[T]) -> T:
+    """Return the instance of ``base`` at an import path: the object itself, or a subclass called without arguments."""
+    found = import_object(path)
+    if isinstance(found, base):
+        return found
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise ValueError(
+            f"{path} must be a subclass or an instance of {base.__module__}.{base.__name__}, got {found!r}"
+        )
+    try:
+        return found()
+    except TypeError as error:
+        raise ValueError(f"{path} must have a default for each of its fields: {error}") from error

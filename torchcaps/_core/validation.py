@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 __all__ = [
+    "FieldError",
     "check_field_names",
     "check_fields",
     "check_finite",
@@ -20,6 +21,23 @@ __all__ = [
     "check_range",
     "join_quoted",
 ]
+
+
+class FieldError(ValueError):
+    """A field of a dataclass has an invalid value.
+
+    Args:
+        owner: instance whose field it is.
+        field: name of the field.
+        problem: the rest of the sentence: what is accepted, and the value.
+
+    Attributes:
+        owner: name of the instance's class.
+    """
+
+    def __init__(self, owner: Any, field: str, problem: str) -> None:
+        self.owner, self.field, self.problem = type(owner).__name__, field, problem
+        super().__init__(f"{self.owner}: {field} {problem}")
 
 
 def check_fields(owner: Any) -> None:
@@ -37,7 +55,7 @@ def _check_field(owner: Any, name: str, annotation: Any) -> None:
     if typing.get_origin(annotation) is Literal:
         choices = typing.get_args(annotation)
         if value not in choices:
-            raise ValueError(f"{type(owner).__name__}: {name} must be {join_quoted(choices)}, got {value!r}")
+            raise FieldError(owner, name, f"must be {join_quoted(choices)}, got {value!r}")
         return
     union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
     options = typing.get_args(annotation) if union else (annotation,)
@@ -60,7 +78,7 @@ def check_range(owner: Any, name: str, least: float, most: float = math.inf, str
         return
     bounds = f"greater than {least:g}" if strict else f"at least {least:g}"
     bounds += "" if most == math.inf else f" and at most {most:g}"
-    raise ValueError(f"{type(owner).__name__}: {name} must be {bounds}, got {value}")
+    raise FieldError(owner, name, f"must be {bounds}, got {value}")
 
 
 def check_field_names(cls: Any, names: Iterable[str], owner: str | None = None) -> None:

@@ -8,9 +8,8 @@ import sys
 import typing
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import torch
 from rich.console import Console
 from rich.progress import Progress
 
@@ -19,12 +18,11 @@ from torchcaps._core.plotting import FIGURE_SUFFIXES
 from torchcaps._core.serialize import to_json
 from torchcaps.analysis import ANALYSES, Analysis, AnalysisReport, Subject, Summary, run_analysis
 from torchcaps.cli.console import print_table, start_table
-from torchcaps.cli.images import BELOW, add_data_flags, chosen_images
-from torchcaps.cli.parser import Parser, described
-from torchcaps.cli.words import Flags, free_words
+from torchcaps.cli.options import add_data_flags, add_run_flags, check_positive, open_dataset, set_num_threads
+from torchcaps.cli.parser import CommandLine, Parser, field_help, flag_of
 from torchcaps.data import Dataset
-from torchcaps.training.inference import Trained, load_run
-from torchcaps.training.setup import some_of
+from torchcaps.training.inference import TrainedRun, load_run
+from torchcaps.training.setup import limit_images
 
 __all__ = ["analyze_command"]
 
@@ -52,7 +50,7 @@ class _AnalyzeParser(Parser):
         for name in ANALYSES:
             analysis = ANALYSES.get(name)
             mark = "*" if analysis.compares_models else ""
-            options = ", ".join(map(_flag, analysis.flags))
+            options = ", ".join(map(flag_of, analysis.flags))
             lines.append(f"  {name + mark:<15} {analysis.description}" + (f" ({options})" if options else ""))
         return text + "\nanalyses:\n" + "\n".join(lines) + "\n"
 
@@ -60,28 +58,24 @@ class _AnalyzeParser(Parser):
 def analyze_command(words: list[str]) -> None:
     """Run an analysis of one or several runs."""
     sys.path.insert(0, os.getcwd())  # import paths of the user's own classes
-    switches = {"--json", *(flag for name in ANALYSES for flag in _switches(ANALYSES.get(name)))}
-    free = free_words(words, switches)
-    analysis = ANALYSES.get(free[-1]) if free and free[-1] in ANALYSES else None
-    parser = _make_parser(analysis, words)
+    switches = {flag for name in ANALYSES for flag in _switches(ANALYSES.get(name))}
+    line = CommandLine.split(words, switches)
+    analysis = ANALYSES.get(line.positionals[-1]) if line.positionals and line.positionals[-1] in ANALYSES else None
+    parser = _make_parser(analysis, line)
     if analysis is not None:
-        _check_flags(parser, analysis, words)
-    flags = Flags(parser.flags, switches=switches, below=BELOW, who="analyze")
-    words, _ = flags.read(parser, words)
-    words.sort(key=lambda word: word.startswith("--"))  # runs and name first, wherever they are
-    arguments = parser.parse_args(words)
+        _check_flags(parser, analysis, line)
+    arguments, _ = parser.parse(line)
     if analysis is None:
         _reject_name(parser, arguments)
     _check_arguments(parser, analysis, arguments)
     out = _figure_path(parser, arguments)
-    if arguments.num_threads is not None:
-        torch.set_num_threads(arguments.num_threads)
+    set_num_threads(arguments)
     runs = [load_run(path, arguments.weights) for path in arguments.runs]
     if out is not None:
         import_optional("matplotlib.figure", "drawing")  # fail before the analysis runs, not after it
-    dataset = chosen_images(runs[0], arguments)
+    dataset = open_dataset(runs[0], arguments)
     n_images = arguments.images or analysis.n_images
-    dataset = dataset if n_images is None else some_of(dataset, min(len(dataset), n_images))
+    dataset = dataset if n_images is None else limit_images(dataset, min(len(dataset), n_images))
     with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as bar:
         subjects = [_subject(name, run, dataset, arguments, bar) for name, run in _run_names(runs).items()]
         report = run_analysis(analysis.name, subjects, **_options(analysis, dataset, arguments))
@@ -95,7 +89,7 @@ def analyze_command(words: list[str]) -> None:
 # Flags --------------------------------------------------------------------------------------------------------------
 
 
-def _make_parser(analysis: Analysis | None, words: list[str]) -> _AnalyzeParser:
+def _make_parser(analysis: Analysis | None, line: CommandLine) -> _AnalyzeParser:
     """Return the parser with the flags of all analyses and, if one is named, its own."""
     parser = _AnalyzeParser(prog="torchcaps analyze", description=DESCRIPTION)
     parser.analysis = analysis
@@ -109,25 +103,15 @@ def _make_parser(analysis: Analysis | None, words: list[str]) -> _AnalyzeParser:
     parser.add_argument(
         "--images", type=int | None, help=f"number of images, always the same ones (default: {default})"
     )
-    parser.add_argument(
-        "--weights",
-        type=Literal["last", "best", "ema"] | None,
-        help="weights to load: last, best (on the validation set) or ema (default: eval_weights of the run)",
-    )
-    parser.add_argument("--num-threads", type=int | None, help="number of CPU threads (default: chosen by PyTorch)")
-    parser.add_argument("--json", action="store_true", help="print JSON; no figure is drawn unless --out is given")
-    add_data_flags(parser, words)
+    add_run_flags(parser)
+    add_data_flags(parser, line)
     if analysis is not None:
         group = parser.add_argument_group(f"options of {analysis.name}: {analysis.description}")
         for field in dataclasses.fields(analysis.options):
             kind = str | None if _is_run(analysis, field.name) else _option_type(analysis, field.name)
-            text = described(analysis.options, field.name)
-            group.add_argument(_flag(field.name), type=kind, default=field.default, help=text)
+            text = field_help(analysis.options, field.name)
+            group.add_argument(flag_of(field.name), type=kind, default=field.default, help=text)
     return parser
-
-
-def _flag(option: str) -> str:
-    return f"--{option.replace('_', '-')}"
 
 
 def _option_type(analysis: Analysis, option: str) -> Any:
@@ -141,17 +125,17 @@ def _is_run(analysis: Analysis, option: str) -> bool:
 
 def _switches(analysis: Analysis) -> list[str]:
     """Return the flags of an analysis that need no value."""
-    return [_flag(option) for option in analysis.flags if _option_type(analysis, option) is bool]
+    return [flag_of(option) for option in analysis.flags if _option_type(analysis, option) is bool]
 
 
-def _check_flags(parser: Parser, analysis: Analysis, words: list[str]) -> None:
+def _check_flags(parser: Parser, analysis: Analysis, line: CommandLine) -> None:
     """Reject flags that are options of other analyses only."""
-    for word in words:
-        option = word.partition("=")[0].removeprefix("--").replace("-", "_")
-        if word.startswith("--") and option not in analysis.flags:
+    for flag in sorted(line.names):
+        option = flag.removeprefix("--").replace("-", "_")
+        if option not in analysis.flags:
             owners = [name for name in ANALYSES if option in ANALYSES.get(name).flags]
             if owners:
-                parser.error(f"{_flag(option)} is an option of {', '.join(owners)}, not of {analysis.name}")
+                parser.error(f"{flag_of(option)} is an option of {', '.join(owners)}, not of {analysis.name}")
 
 
 def _reject_name(parser: Parser, arguments: Any) -> typing.NoReturn:
@@ -169,9 +153,7 @@ def _check_arguments(parser: Parser, analysis: Analysis, arguments: Any) -> None
         )
     if len({os.path.realpath(os.path.expanduser(run)) for run in arguments.runs}) < len(arguments.runs):
         parser.error(f"each run can be given once, got {', '.join(arguments.runs)}")
-    for option in ("num_threads", "images"):
-        if arguments[option] is not None and arguments[option] < 1:
-            parser.error(f"{_flag(option)} must be 1 or more, got {arguments[option]}")
+    check_positive(parser, arguments, "num_threads", "images")
     if arguments.images is not None and analysis.n_images is None:
         parser.error(f"--images does not apply to {analysis.name}, which generates its images: see its options")
 
@@ -201,16 +183,16 @@ def _options(analysis: Analysis, dataset: Dataset, arguments: Any) -> dict[str, 
 # Runs ---------------------------------------------------------------------------------------------------------------
 
 
-def _run_names(runs: list[Trained]) -> dict[str, Trained]:
+def _run_names(runs: list[TrainedRun]) -> dict[str, TrainedRun]:
     """Return runs by the names of their directories, or by their paths if two have the same name."""
     names = [run.path.resolve().name for run in runs]
     unique = len(set(names)) == len(names)
     return {name if unique else str(run.path): run for name, run in zip(names, runs, strict=True)}
 
 
-def _subject(name: str, run: Trained, dataset: Dataset, arguments: Any, bar: Progress) -> Subject:
+def _subject(name: str, run: TrainedRun, dataset: Dataset, arguments: Any, bar: Progress) -> Subject:
     def open_training_set(max_images: int | None) -> Dataset:
-        images = some_of(chosen_images(run, arguments, "train"), max_images)
+        images = limit_images(open_dataset(run, arguments, "train"), max_images)
         run.loader(images)  # raises if they do not fit the network
         return images
 
@@ -223,7 +205,7 @@ def _subject(name: str, run: Trained, dataset: Dataset, arguments: Any, bar: Pro
 # Output -------------------------------------------------------------------------------------------------------------
 
 
-def _print_report(report: AnalysisReport, runs: list[Trained], dataset: Dataset, files: list[Path]) -> None:
+def _print_report(report: AnalysisReport, runs: list[TrainedRun], dataset: Dataset, files: list[Path]) -> None:
     for run in runs:
         if run.note:
             print(f"torchcaps: {run.note}", file=sys.stderr)
@@ -257,7 +239,9 @@ def _format(value: Any, spec: str) -> str:
     return str(value) if spec == "text" else format(value, spec)
 
 
-def _report_as_json(report: AnalysisReport, runs: list[Trained], dataset: Dataset, files: list[Path]) -> dict[str, Any]:
+def _report_as_json(
+    report: AnalysisReport, runs: list[TrainedRun], dataset: Dataset, files: list[Path]
+) -> dict[str, Any]:
     summary = report.summary
     options = {name: getattr(report.options, name) for name in report.analysis.flags}
     names = [subject.name for subject in report.subjects]

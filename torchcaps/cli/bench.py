@@ -15,7 +15,6 @@ from torchcaps.bench.record import write_record
 from torchcaps.bench.timing import matmul_rate, measure_case
 from torchcaps.cli.console import print_table, start_table
 from torchcaps.cli.parser import Parser
-from torchcaps.cli.words import Flags
 
 __all__ = ["bench_command"]
 
@@ -36,8 +35,7 @@ def bench_command(words: list[str]) -> None:
     parser.add_argument("--repeat", type=int, default=3, help="repetitions, of which the least counts")
     parser.add_argument("--out", type=str | None, help="a JSON file for what was measured")
     parser.add_argument("--figure", type=str | None, help="a PNG file for the growth of time")
-    words, _ = Flags(parser.flags, who="bench").read(parser, words)
-    options = parser.parse_args(words)
+    options, _ = parser.parse(words)
     if options.repeat < 1:
         parser.error(f"--repeat must be 1 or more, got {options.repeat}")
     parts = [check_name(name, PARTS, "the case") for name in options.parts] or list(PARTS)

@@ -114,7 +114,7 @@ def _is_positional(previous: str, argument: str) -> bool:
 
 def _parse(parser: Parser, arguments: list[str], spec: DataSpec | None) -> tuple[Any, dict[str, Any]]:
     """Parse the arguments; return all flags, and those that are options of the data set."""
-    flags = parser.parse_args(arguments)
+    flags, _ = parser.parse(arguments)
     assert spec is not None, "the parser requires a name"
     return flags, {field.name: flags[field.name] for field in dataclasses.fields(spec)}
 
@@ -137,7 +137,7 @@ def _list(arguments: list[str]) -> None:
     )
     parser.add_argument("--data-dir", default=None, help=DATA_DIR_HELP)
     parser.add_argument("--json", action="store_true", help="Print JSON.")
-    flags = parser.parse_args(arguments)
+    flags, _ = parser.parse(arguments)
     rows = [_summarize(name, flags.data_dir) for name in list_datasets()]
     if flags.json:
         print(json.dumps(rows, indent=2))

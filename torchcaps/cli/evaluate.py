@@ -3,114 +3,103 @@
 import json
 import os
 import sys
-from typing import Any, Literal
+from typing import Any
 
-import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from torchcaps.cli.console import print_table, start_table
-from torchcaps.cli.images import BELOW, add_data_flags, chosen_images
-from torchcaps.cli.parser import Parser
-from torchcaps.cli.runs import share
-from torchcaps.cli.words import Flags
-from torchcaps.training.evaluation import Measures
-from torchcaps.training.inference import Trained, load_run, measure
-from torchcaps.training.run import measures_json
-from torchcaps.training.setup import some_of
+from torchcaps.cli.console import percent, print_table, start_table
+from torchcaps.cli.options import add_data_flags, add_run_flags, check_positive, open_dataset, set_num_threads
+from torchcaps.cli.parser import CommandLine, Parser
+from torchcaps.data import Dataset
+from torchcaps.training.evaluation import Evaluation
+from torchcaps.training.inference import TrainedRun, evaluate_runs, load_run
+from torchcaps.training.setup import limit_images
 
 __all__ = ["evaluate_command"]
 
+MAX_CONFUSIONS_SHOWN = 3  # most frequent incorrect predictions per class
 DESCRIPTION = (
-    "Test a run on its own test images or on others: accuracy with Wilson's 95 % interval, by class, and the loss. "
-    "Several runs together are an ensemble, the mean of their scores, as the papers do. "
+    "Evaluate a run on its test set or on another data set: accuracy with Wilson's 95 % interval, accuracy per class, "
+    "and loss. Several runs are also evaluated as an ensemble, by the mean of their scores, as in the papers. "
     "Examples: torchcaps evaluate runs/capsnet_small-digits-1; torchcaps evaluate runs/capsnet_small-digits-*; "
     "torchcaps evaluate runs/sabour2017_affnist-expanded-mnist-1 --data affnist-style"
 )
 
 
-def evaluate_command(words: list[str]) -> None:
-    """Test runs."""
-    sys.path.insert(0, os.getcwd())
-    parser = Parser(prog="torchcaps evaluate", description=DESCRIPTION)
-    parser.add_argument("runs", nargs="+", help="folders of runs")
-    add_data_flags(parser, words)
-    parser.add_argument(
-        "--weights",
-        type=Literal["last", "best", "ema"] | None,
-        help="last, best or average (default: as the run's recipe says)",
-    )
-    parser.add_argument("--max-test-images", type=int | None, help="at most so many images, always the same ones")
-    parser.add_argument("--num-threads", type=int | None, help="of the CPU")
-    parser.add_argument("--json", action="store_true", help="for machines")
-    flags = Flags(parser.flags, switches={"--json"}, below=BELOW, who="evaluate")
-    words, _ = flags.read(parser, words)
-    options = parser.parse_args(words)
-    for name in ("num_threads", "max_test_images"):
-        if options[name] is not None and options[name] < 1:
-            parser.error(f"--{name.replace('_', '-')} must be 1 or more, got {options[name]}")
+def evaluate_command(arguments: list[str]) -> None:
+    """Evaluate runs."""
+    sys.path.insert(0, os.getcwd())  # for import paths of the user's routings, models and data sets
+    line = CommandLine.split(arguments)
+    parser = Parser("torchcaps evaluate", DESCRIPTION)
+    parser.add_argument("runs", nargs="+", help="run directories")
+    add_data_flags(parser, line)
+    text = "evaluate on at most this number of images: a fixed random subset (default: all)"
+    parser.add_argument("--max-test-images", type=int | None, help=text)
+    add_run_flags(parser)
+    options, _ = parser.parse(line)
+    check_positive(parser, options, "num_threads", "max_test_images")
     if len({os.path.realpath(os.path.expanduser(run)) for run in options.runs}) < len(options.runs):
-        parser.error("each run once: a run with itself is no ensemble")
-    if options.num_threads is not None:
-        torch.set_num_threads(options.num_threads)
+        parser.error(f"each run of an ensemble must be a different directory, got {', '.join(options.runs)}")
+    set_num_threads(options)
     runs = [load_run(path, options.weights) for path in options.runs]
-    dataset = chosen_images(runs[0], options)
-    results = _measured(runs, some_of(dataset, options.max_test_images))
+    dataset = open_dataset(runs[0], options)
+    results = _evaluate(runs, limit_images(dataset, options.max_test_images))
     if options.json:
-        print(json.dumps(_as_json(runs, dataset, results), indent=2))
+        print(json.dumps(_to_json(runs, dataset, results), indent=2))
     else:
-        _show(runs, dataset, results)
+        _print_results(runs, dataset, results)
 
 
-def _measured(runs: list[Trained], dataset: Any) -> dict[str, Measures]:
-    """Test each run, and where there are several all of them together."""
+def _evaluate(runs: list[TrainedRun], dataset: Dataset) -> dict[str, Evaluation]:
+    """Return the evaluation of each run and, for several runs, of their ensemble."""
     groups = {str(run.path): [run] for run in runs}
     if len(runs) > 1:
-        groups["together"] = runs
-    console = Console(stderr=True)
-    with Progress(console=console, disable=not sys.stderr.isatty(), transient=True) as bar:
-        size = min(run.spec.recipe.batch_size for run in runs)
-        task = bar.add_task("testing", total=sum(-(-len(dataset) // size) for _ in groups))
-        return {name: measure(group, dataset, lambda: bar.advance(task)) for name, group in groups.items()}
+        groups["ensemble"] = runs
+    with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as bar:
+        batch_size = min(run.spec.recipe.batch_size for run in runs)
+        task = bar.add_task("evaluating", total=len(groups) * -(-len(dataset) // batch_size))
+        return {name: evaluate_runs(group, dataset, lambda: bar.advance(task)) for name, group in groups.items()}
 
 
-def _show(runs: list[Trained], dataset: Any, results: dict[str, Measures]) -> None:
+def _print_results(runs: list[TrainedRun], dataset: Dataset, results: dict[str, Evaluation]) -> None:
     for run in runs:
         if run.note:
             print(f"torchcaps: {run.note}", file=sys.stderr)
     print(f"{dataset.name}, {dataset.split}: {next(iter(results.values())).n:,} images\n")
-    table = start_table("run", "weights", "right", "95 % interval", "wrong", "loss", right=("right", "wrong", "loss"))
-    kinds = [run.weights for run in runs] + [""]
-    for (name, found), kind in zip(results.items(), kinds, strict=False):
-        low, high = found.interval
-        between = f"{100 * low:.2f} to {100 * high:.2f} %"
-        table.add_row(name, kind, share(found.accuracy), between, f"{found.n - found.n_right:,}", f"{found.loss:.4f}")
+    numeric = ("accuracy", "incorrect", "loss")
+    table = start_table("run", "weights", "accuracy", "95 % interval", "incorrect", "loss", right=numeric)
+    weights = [run.weights for run in runs] + [""]
+    for (name, evaluation), kind in zip(results.items(), weights, strict=False):
+        low, high = evaluation.interval
+        interval = f"{100 * low:.2f} to {100 * high:.2f} %"
+        incorrect = f"{evaluation.n - evaluation.n_correct:,}"
+        table.add_row(name, kind, percent(evaluation.accuracy), interval, incorrect, f"{evaluation.loss:.4f}")
     print_table(table)
-    found = list(results.values())[-1]
-    table = start_table("class", "images", "found", "taken for", right=("images", "found"))
-    order = range(len(found.seen))
-    for number in order:
-        taken = _taken_for(found, number, dataset.classes)
-        part = share(found.found[number] / found.seen[number]) if found.seen[number] else ""
-        table.add_row(dataset.classes[number], f"{found.seen[number]:,}", part, taken)
+    evaluation = list(results.values())[-1]
+    table = start_table("class", "images", "accuracy", "often predicted as", right=("images", "accuracy"))
+    for index, (count, correct) in enumerate(zip(evaluation.class_counts, evaluation.class_correct, strict=True)):
+        accuracy = percent(correct / count) if count else ""
+        table.add_row(
+            dataset.classes[index], f"{count:,}", accuracy, _confused_with(evaluation, index, dataset.classes)
+        )
     print_table(table)
 
 
-def _taken_for(found: Measures, number: int, classes: tuple[str, ...]) -> str:
-    """Return what a class is most often mistaken for."""
-    if not found.confusion:
+def _confused_with(evaluation: Evaluation, index: int, classes: tuple[str, ...]) -> str:
+    """Return the most frequent incorrect predictions for images of a class, with their counts."""
+    if not evaluation.confusion:
         return ""
-    others = [(count, other) for other, count in enumerate(found.confusion[number]) if other != number and count]
-    return ", ".join(
-        f"{classes[other]} ({count:,})" for count, other in sorted(others, key=lambda x: (-x[0], x[1]))[:3]
-    )
+    others = [(count, other) for other, count in enumerate(evaluation.confusion[index]) if other != index and count]
+    others.sort(key=lambda pair: (-pair[0], pair[1]))
+    return ", ".join(f"{classes[other]} ({count:,})" for count, other in others[:MAX_CONFUSIONS_SHOWN])
 
 
-def _as_json(runs: list[Trained], dataset: Any, results: dict[str, Measures]) -> dict[str, Any]:
+def _to_json(runs: list[TrainedRun], dataset: Dataset, results: dict[str, Evaluation]) -> dict[str, Any]:
     return {
         "data": dataset.name,
         "split": dataset.split,
         "classes": list(dataset.classes),
         "weights": {str(run.path): run.weights for run in runs},
-        "results": {name: measures_json(found) for name, found in results.items()},
+        "results": {name: evaluation.to_json() for name, evaluation in results.items()},
     }

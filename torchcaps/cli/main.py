@@ -1,4 +1,4 @@
-"""Which command is meant, and what becomes of its errors."""
+"""Entry point of ``torchcaps``: dispatch to a command, and exit codes."""
 
 import importlib
 import os
@@ -6,27 +6,29 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-import torchcaps
-from torchcaps._core.registry import check_name
+from torchcaps._core.version import __version__
 
 __all__ = ["main"]
 
 HELP = """\
 usage: torchcaps COMMAND ...
 
-  train      a model on a data set, or on a folder of your own images; by default a small one on real digits
-  evaluate   one run, or several together, on its test images or on others
-  predict    the class of image files, with what the network makes of them
-  analyze    what a trained network knows: perturbation, reconstruction, affine, attack, ... as a figure
-  list       the models, with paper, data, parameters and routing
-  show       one model's layers, what they cost, and the memory that training it takes
-  bench      how fast layers and models are, beside the usual way to write them and beside their arithmetic
-  reproduce  a table or figure of one of the five papers, beside what was published
-  report     all tables and figures that were run, as one page
-  data       the data sets: which there are, fetch one, check its files, draw a page of it
+  train      train a model on a data set or on a directory of images; by default a small one on embedded digits
+  evaluate   accuracy and loss of a run, or of an ensemble of runs, on its test set or on another data set
+  predict    class scores and reconstruction of image files
+  analyze    analyses of trained runs: perturbation, reconstruction, affine, attack, ... with a figure
+  list       table of the models: paper, data set, parameters, routing
+  show       layers of a model, with parameters, multiply-adds and training memory
+  bench      speed and memory of layers and models, compared with a naive baseline
+  reproduce  train and measure a table or figure of one of the papers, next to the published values
+  report     one page with all reproduced tables and figures
+  data       data sets: list, download, check, and draw samples
 
-'torchcaps COMMAND --help' says more, 'torchcaps train MODEL --help' what can be changed in a model. For example:
+'torchcaps COMMAND --help' lists the flags of a command, 'torchcaps train MODEL --help' includes those of a model.
 
+exit codes: 0 success; 1 the run failed; 2 wrong usage or input; 128 + n stopped by signal n (130 Ctrl-C, 143 TERM)
+
+examples:
   torchcaps train
   torchcaps train sabour2017_mnist --max-minutes 30
   torchcaps train ./my_images
@@ -38,7 +40,7 @@ usage: torchcaps COMMAND ...
 
 TRAIN_HELP = Path(__file__).with_name("train_help.txt")  # written by tools/help.py
 
-# Where each command lives: torch is loaded by those that need it.
+# Module and function of each command; imported on use, since most load torch.
 COMMANDS = {
     "analyze": ("torchcaps.cli.analyze", "analyze_command"),
     "bench": ("torchcaps.cli.bench", "bench_command"),
@@ -53,30 +55,45 @@ COMMANDS = {
 }
 
 
-def main(words: list[str] | None = None) -> None:
-    """Run a command. What a user did wrong ends with 2, what went wrong with 1."""
-    words = sys.argv[1:] if words is None else words
-    if not words or words[0] in ("-h", "--help", "help"):
+def main(arguments: list[str] | None = None) -> None:
+    """Run a command; the exit codes are those of `torchcaps.cli.console.ExitCode`.
+
+    Args:
+        arguments: name of the command and its arguments; default: those of the process.
+    """
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(HELP, end="")
         return
-    if words[0] == "--version":
-        print(f"torchcaps {torchcaps.__version__}")
+    if arguments[0] == "--version":
+        print(f"torchcaps {__version__}")
         return
-    if words in (["train", "--help"], ["train", "-h"]):  # at once: loading torch would take longer than reading it
+    if arguments in (["train", "--help"], ["train", "-h"]):  # loading torch would take longer than reading the help
         print(TRAIN_HELP.read_text(encoding="utf-8"), end="")
         sys.exit(0)
+    from torchcaps.cli.console import ExitCode
+
     try:
-        module, name = COMMANDS[check_name(words[0], COMMANDS, "the command")]
-        getattr(importlib.import_module(module), name)(words[1:])
+        module, name = COMMANDS[_check_command(arguments[0])]
+        getattr(importlib.import_module(module), name)(arguments[1:])
     except (ValueError, TypeError) as error:
-        _leave(str(error), 2)
-    except BrokenPipeError:  # whoever read, such as head, has enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor may what is left raise at the end
-        sys.exit(0)
+        _exit(str(error), ExitCode.USAGE)
+    except BrokenPipeError:  # the reader, such as head, has closed the pipe
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # output at exit must not raise again
+        sys.exit(ExitCode.OK)
     except KeyboardInterrupt:
-        _leave("stopped", 130)
+        _exit("interrupted", ExitCode.INTERRUPTED)
 
 
-def _leave(message: str, code: int) -> NoReturn:
+def _check_command(name: str) -> str:
+    """Return the name of a command; raise a ValueError that suggests similar ones if it is unknown."""
+    if name in COMMANDS:
+        return name
+    from torchcaps._core.registry import check_name
+
+    return check_name(name, COMMANDS, "command")
+
+
+def _exit(message: str, code: int) -> NoReturn:
     print(f"torchcaps: {message}", file=sys.stderr)
     sys.exit(code)

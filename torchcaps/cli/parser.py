@@ -1,103 +1,410 @@
-"""Flags out of dataclasses, and errors of one sentence."""
+"""Command-line parser: flags from dataclass fields, one-line errors, and files of settings.
 
+The arguments are split once, into a `CommandLine` of positional arguments and flags. A command reads the model or data
+set from it, adds the flags of that model to its `Parser`, and parses.
+"""
+
+import argparse
 import dataclasses
 import difflib
+import json
 import re
 import sys
+import types
 import typing
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Any, NoReturn
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, NoReturn
 
-from jsonargparse import ArgumentParser, set_parsing_settings
+from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace, set_parsing_settings
 
+from torchcaps._core.registry import check_name, import_object
+from torchcaps.cli.console import ExitCode
+from torchcaps.models import schedules
 from torchcaps.models.schedules import LRSchedule
 from torchcaps.routing import Routing
 from torchcaps.routing.base import ROUTINGS
 
-__all__ = ["Parser", "add_fields", "described", "kind_of"]
+__all__ = ["CommandLine", "Parser", "add_fields", "annotation_of", "field_help", "flag_of"]
 
 set_parsing_settings(subclasses_enabled=[Routing, LRSchedule])
+MAX_FLAGS_LISTED = 25  # in the error for an unknown flag
+NONE_WORDS = ("null", "none", "~")
+BOOL_WORDS = ("true", "false")
+NO_VALUE = ("--help", "-h", "--json")
+
+
+# splitting -------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class CommandLine:
+    """Arguments of a command, split into positional arguments and flags.
+
+    Args:
+        positionals: arguments that are neither a flag nor the value of one.
+        flags: flags in kebab case with their values, in the given order; ``None`` is a missing value.
+    """
+
+    positionals: list[str]
+    flags: list[tuple[str, str | None]]
+
+    @classmethod
+    def split(cls, arguments: list[str], switches: Collection[str] = ()) -> "CommandLine":
+        """Split arguments. Flags may be written as ``--flag value`` or ``--flag=value``, with ``-`` or ``_``.
+
+        Args:
+            arguments: the arguments behind the name of the command.
+            switches: boolean flags, whose value can be omitted.
+
+        >>> CommandLine.split(["net", "--batch_size=4", "--json", "--seed", "1"])
+        CommandLine(positionals=['net'], flags=[('--batch-size', '4'), ('--json', None), ('--seed', '1')])
+        """
+        line, rest = cls([], []), list(arguments)
+        while rest:
+            argument = rest.pop(0)
+            if not argument.startswith("--") and argument != "-h":
+                line.positionals.append(argument)
+                continue
+            name, equals, value = argument.partition("=")
+            name = name.replace("_", "-")
+            if equals:
+                line.flags.append((name, value))
+            elif name in NO_VALUE or name.endswith(".help") or not rest:
+                line.flags.append((name, "true" if name in switches else None))
+            elif name in switches and rest[0].lower() not in BOOL_WORDS:
+                line.flags.append((name, "true"))
+            else:
+                line.flags.append((name, rest.pop(0)))
+        return line
+
+    def get(self, flag: str) -> str | None:
+        """Return the last value of a flag, ``None`` if it is not given."""
+        return next((value for name, value in reversed(self.flags) if name == flag), None)
+
+    def __contains__(self, flag: object) -> bool:
+        return any(name == flag for name, _ in self.flags)
+
+    @property
+    def names(self) -> set[str]:
+        """Names of the given flags."""
+        return {name for name, _ in self.flags}
+
+    def without(self, *names: str) -> "CommandLine":
+        """Return the arguments without some flags."""
+        return CommandLine(self.positionals, [(name, value) for name, value in self.flags if name not in names])
+
+
+# parsing ---------------------------------------------------------------------------------------------------
+
+
+class _HelpFormatter(DefaultHelpFormatter):
+    """Help with the type, the allowed values and the default of each flag."""
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        text = action.help or ""
+        if not action.option_strings or action.nargs == 0 or action.option_strings[-1].endswith("help"):
+            return text
+        annotation = _annotation(action)
+        is_choice = all(o in (bool, types.NoneType) or typing.get_origin(o) is Literal for o in _options(annotation))
+        parts = [] if is_choice else [_type_text(annotation)]  # the metavar lists the choices
+        if action.default not in (None, argparse.SUPPRESS, ""):
+            parts.append(f"default: {_default_text(action.default)}")
+        return f"{text} ({'; '.join(parts)})" if parts else text
+
+    def _expand_help(self, action: argparse.Action) -> str:
+        return self._get_help_string(action)
+
+    def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
+        return action.option_strings[-1].rpartition(".")[2].removeprefix("--").replace("-", "_").upper()
 
 
 class Parser(ArgumentParser):
-    """A parser whose errors are one sentence.
+    """Parser with flags in kebab case that reports an error as one line and exits with `ExitCode.USAGE`."""
 
-    Attributes:
-        shown: what flags are called in the help, where that differs from what the parser calls them.
-    """
-
-    shown: Mapping[str, str] = MappingProxyType({})
+    def __init__(self, prog: str | None = None, description: str | None = None, **kwargs: Any) -> None:
+        super().__init__(prog=prog, description=description, **{"formatter_class": _HelpFormatter, **kwargs})
 
     @property
-    def flags(self) -> set[str]:
-        """All flags, ``--help`` among them."""
-        return {flag for action in self._actions for flag in action.option_strings if flag.startswith("--")}
+    def flags(self) -> dict[str, argparse.Action]:
+        """Actions of all flags, by name."""
+        return {flag: action for action in self._actions for flag in action.option_strings if flag.startswith("--")}
 
-    def format_help(self, *args: Any, **kwargs: Any) -> str:
-        """Say nothing of types, nor of defaults that are none: the flag's own words tell what happens then."""
-        text = super().format_help(*args, **kwargs)
-        for name, other in self.shown.items():
-            text = text.replace(name, other)
-        text = re.sub(r"\(type:\s+[^()]*?,\s+default:\s+([^()]*)\)", r"(default: \1)", text)  # values tell their type
-        # A choice of a class: the library would print its fields and the import paths of all others.
-        text = re.sub(r"\s*\(default:\s+\{'class_path'.*?known\s+subclasses:[^()]*\)", "", text, flags=re.DOTALL)
-        return re.sub(r"\s*\(default:\s+(null|False)\)|\s*\(required\)", "", text)
+    @property
+    def switches(self) -> set[str]:
+        """Boolean flags, whose value can be omitted."""
+        return {flag for flag, action in self.flags.items() if _annotation(action) is bool}
+
+    def parse(self, arguments: list[str] | CommandLine) -> tuple[Any, set[str]]:
+        """Parse the arguments of a command.
+
+        Returns:
+            The options, and the names of the flags that were given.
+        """
+        line = arguments if isinstance(arguments, CommandLine) else CommandLine.split(arguments, self.switches)
+        written = list(line.positionals)
+        for flag, value in line.flags:
+            self._check_flag(flag, line)
+            action = self.flags.get(flag)
+            if flag == "-h" or flag.endswith("help") or (action is not None and action.nargs == 0):
+                written.append(flag)
+                continue
+            if value is None:
+                self.error(f"{flag} needs a value: {flag} VALUE")
+            written.append(self._write(flag, action, value))
+        return self.parse_args(written), line.names
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Say what was wrong, and leave."""
-        sentence = " ".join(str(message).split())
-        sentence = re.sub(r'^Parser key "([\w.]+)": ?', r"--\1: ", sentence)
-        sentence = sentence.replace("Expected a <class 'int'>", "expected a whole number")
-        sentence = re.sub(r"Expected a typing\.Literal\[(.*?)\]", r"expected one of \1", sentence)
-        sentence = _choices(sentence)
-        print(f"{self.prog}: {sentence.rstrip('.')} (see '{self.prog} --help')", file=sys.stderr)
-        sys.exit(2)
+        """Print one line and exit."""
+        text = " ".join(str(message).split()).rstrip(".")
+        print(f"{self.prog}: {text} (see '{self.prog} --help')", file=sys.stderr)
+        sys.exit(ExitCode.USAGE)
+
+    def _check_flag(self, flag: str, line: CommandLine) -> None:
+        """Exit if a flag does not exist."""
+        owner, _, field = flag.partition(".")
+        if flag in self.flags or flag == "-h":
+            return
+        known, prefix = sorted(name for name in self.flags if not name.endswith("help")), ""
+        base = _annotation(self.flags[owner]) if owner in self.flags else None
+        if field and base in (Routing, LRSchedule):
+            value = line.get(owner)
+            if value is not None and value.startswith("{"):  # JSON with class_path; jsonargparse checks its fields
+                return
+            known, prefix = _class_fields(base, value, self.flags[owner].default), f"{owner}."
+            if field.partition(".")[0] in (*known, "class-path", "init-args", "help"):
+                return
+        close = difflib.get_close_matches(flag.removeprefix(prefix), known, n=2, cutoff=0.65)
+        if close:
+            self.error(f"unknown flag {flag}: did you mean {' or '.join(prefix + name for name in close)}?")
+        if len(known) <= MAX_FLAGS_LISTED:
+            self.error(f"unknown flag {flag}: expected one of {', '.join(prefix + name for name in known)}")
+        self.error(f"unknown flag {flag}")
+
+    def _write(self, flag: str, action: argparse.Action | None, value: str) -> str:
+        """Return a flag as jsonargparse reads it, after a check of its value."""
+        if action is None:  # a field of a class, such as --routing.iterations
+            owner, _, field = flag.partition(".")
+            return f"{owner}.{field.replace('-', '_')}={value}"
+        annotation = _annotation(action)
+        if annotation in (Routing, LRSchedule):
+            return f"{flag}={value if value.startswith('{') else _class_path(annotation, value)}"
+        try:
+            return f"{flag}={_check_value(annotation, value)}"
+        except ValueError as error:
+            self.error(f"{flag} {error}, got {value!r}")
 
 
-def _choices(sentence: str) -> str:
-    """Return a sentence about a value of several kinds: what was given, what there is, and what may have been meant."""
-    start, found, rest = sentence.partition("Does not validate against any of the Union subtypes")
-    if not found:
-        return sentence
-    known = re.findall(r"'([^']*)'", "".join(re.findall(r"Literal\[(.*?)\]", rest)[:1]))
-    given = re.findall(r"Given value:\s*(\S+)", rest)
-    if not known or not given:
-        return f"{start}this is none of its values"
-    value = given[0].strip("'\"")
-    near = difflib.get_close_matches(value, known, n=1)
-    return f"{start}{value!r} is none of {', '.join(known)}" + (f": did you mean {near[0]!r}?" if near else "")
+def _annotation(action: argparse.Action) -> Any:
+    """Return the type of a flag."""
+    return getattr(action, "_typehint", None) or action.type or (str if action.nargs != 0 else None)
 
 
-def kind_of(spec: Any, field: str) -> Any:
-    """Return what a field of a dataclass is annotated with."""
+def _options(annotation: Any) -> tuple[Any, ...]:
+    """Return the members of a union, or the type itself."""
+    union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    return typing.get_args(annotation) if union else (annotation,)
+
+
+def _check_value(annotation: Any, value: str) -> str:
+    """Return a value as YAML; raise a ValueError that states what is accepted."""
+    options = _options(annotation)
+    if types.NoneType in options and value.lower() in NONE_WORDS:
+        return "null"
+    for option in (option for option in options if option is not types.NoneType):
+        if option is str or not (option in (int, float, bool) or typing.get_origin(option) in (Literal, tuple)):
+            return value
+        if option in (int, float):
+            try:
+                option(value)
+            except ValueError:
+                continue
+            return value
+        if option is bool and value.lower() in BOOL_WORDS:
+            return value.lower()
+        if typing.get_origin(option) is Literal:
+            choices = {
+                str(choice).lower() if isinstance(choice, bool) else choice for choice in typing.get_args(option)
+            }
+            if value in choices:
+                return value
+            if value.lower() in choices & set(BOOL_WORDS):
+                return value.lower()
+        if typing.get_origin(option) is tuple and (written := _tuple_text(option, value)):
+            return written
+    raise ValueError(f"must be {_type_text(annotation)}{_suggestion(annotation, value)}")
+
+
+def _tuple_text(annotation: Any, value: str) -> str:
+    """Return ints such as ``3x64x64`` or ``32,16`` as a YAML list; an empty string if the value is not a tuple."""
+    items = typing.get_args(annotation)
+    if value.startswith("["):
+        return value
+    if items[0] is not int or not re.fullmatch(r"\d+([xX,]\d+)*", value):
+        return ""
+    numbers = re.split("[xX,]", value)
+    return "" if items[-1] is not Ellipsis and len(numbers) != len(items) else f"[{', '.join(numbers)}]"
+
+
+def _type_text(annotation: Any) -> str:
+    """Return a type as help and errors state it: ``int``, ``one of margin, spread``, ``3 ints such as 3x64x64``."""
+    parts = []
+    for option in _options(annotation):
+        if typing.get_origin(option) is Literal:
+            choices = [str(c).lower() if isinstance(c, bool) else str(c) for c in typing.get_args(option)]
+            parts.append(f"one of {', '.join(choices)}" if len(choices) > 1 else choices[0])
+        elif typing.get_origin(option) is tuple:
+            items = typing.get_args(option)
+            if items[0] is not int:
+                parts.append("list of lists of ints, such as [[64, 1], [128, 2]]")
+            elif items[-1] is Ellipsis:
+                parts.append("ints such as 32,16")
+            else:
+                parts.append(f"{len(items)} ints such as {'x'.join(['3', '64', '64', '64'][: len(items)])}")
+        elif option is bool:
+            parts.append("true or false")
+        elif option in (Routing, LRSchedule):
+            parts.append("name or import path")
+        elif option is not types.NoneType:
+            parts.append(getattr(option, "__name__", str(option)))
+    return " or ".join(parts)
+
+
+def _default_text(value: Any) -> str:
+    if isinstance(value, Namespace | dict) and "class_path" in value:
+        fields = ", ".join(f"{name}={item!r}" for name, item in dict(value["init_args"]).items())
+        return f"{value['class_path'].rpartition('.')[2]}({fields})"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple) and all(isinstance(item, int) for item in value):
+        return ",".join(map(str, value))
+    return str(list(map(list, value)) if isinstance(value, tuple) else value)
+
+
+def _suggestion(annotation: Any, value: str) -> str:
+    choices = [str(c) for option in _options(annotation) for c in typing.get_args(option) if isinstance(c, str)]
+    close = difflib.get_close_matches(value, choices, n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+# classes as values -----------------------------------------------------------------------------------------
+
+
+def _classes(base: type) -> dict[str, type]:
+    """Return the routings or schedules by name: ``em``, ``one_cycle``."""
+    if base is Routing:
+        return {name: ROUTINGS.get(name) for name in ROUTINGS}
+    known = [getattr(schedules, name) for name in schedules.__all__ if name != LRSchedule.__name__]
+    return {re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower(): cls for cls in known}
+
+
+def _class_path(base: type, name: str) -> str:
+    """Return the import path of a routing or schedule, given by name (``em``), class name (``EM``) or import path."""
+    if "." in name:
+        if not isinstance(import_object(name), type):
+            raise ValueError(f"{name} must be a class, got an instance: --flag.FIELD sets the fields")
+        return name
+    classes = _classes(base)
+    by_class = {cls.__name__.lower(): cls for cls in classes.values()}
+    kind = "routing" if base is Routing else "learning rate schedule"
+    key = name.lower().replace("-", "_")
+    cls = classes.get(key) or by_class.get(key.replace("_", "")) or classes[check_name(name, classes, kind)]
+    return f"{cls.__module__}.{cls.__name__}"
+
+
+def _class_fields(base: type, name: str | None, default: Any) -> list[str]:
+    """Return the fields of a routing or schedule as parts of flags: those of the given class, or of the default's."""
+    cls = type(default) if name is None else import_object(_class_path(base, name))
+    classes = [cls] if dataclasses.is_dataclass(cls) else list(_classes(base).values())
+    fields = {field.name for cls in classes if dataclasses.is_dataclass(cls) for field in dataclasses.fields(cls)}
+    return sorted(name.replace("_", "-") for name in fields)
+
+
+# flags of dataclasses --------------------------------------------------------------------------------------
+
+
+def flag_of(field: str) -> str:
+    """Return the flag of a field.
+
+    >>> flag_of("batch_size")
+    '--batch-size'
+    """
+    return "--" + field.replace("_", "-")
+
+
+def annotation_of(spec: Any, field: str) -> Any:
+    """Return the annotation of a field of a dataclass instance."""
     return typing.get_type_hints(type(spec))[field]
 
 
-def add_fields(
-    parser: Parser, spec: Any, chosen_routing: bool = False, renamed: Mapping[str, str] = MappingProxyType({})
-) -> None:
-    """Make a flag of every field of what one chooses, its value there the default.
-
-    A routing that the user names starts from its own defaults, not from the fields of the model's. Fields whose names
-    are taken have another in ``renamed``.
-    """
-    group = parser.add_argument_group(f"fields of {type(spec).__name__}")
-    for field in dataclasses.fields(spec):
-        routing = field.name == "routing"
-        default = None if routing and chosen_routing else getattr(spec, field.name)
-        kind = Routing if routing else kind_of(spec, field.name)
-        flag = f"--{renamed.get(field.name, field.name)}"
-        text = described(type(spec), field.name)
-        if routing:
-            text = f"{', '.join(ROUTINGS.list())}, or an import path; its fields are {flag}.FIELD. {text}"
-        group.add_argument(flag, type=kind, default=default, help=text)
-
-
-def described(cls: type, field: str) -> str:
-    """Return what a class's docstring says of a field."""
+def field_help(cls: type, field: str) -> str:
+    """Return the description of a field in the docstring of a class or of its bases."""
     for owner in cls.__mro__:
         for names, text in re.findall(r"^ {8}([\w, ]+): (.*(?:\n {12}.*)*)", owner.__doc__ or "", re.MULTILINE):
             if field in names.split(", "):
-                return " ".join(text.split()).replace("``", "").replace("%", "%%").replace('"', "'")
+                return " ".join(text.split()).replace("``", "").replace('"', "'").rstrip(".")
     return ""
+
+
+def add_fields(
+    parser: Parser,
+    spec: Any,
+    prefix: str = "",
+    line: CommandLine | None = None,
+    renamed: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """Add a flag for each field of a dataclass instance; the defaults are its values.
+
+    Args:
+        parser: parser of the command.
+        spec: specification of a model or data set.
+        prefix: key of the parsed options under which the values are, such as ``"model_options"``; default: top level.
+        line: the command line; if it names another routing, that routing starts from its own defaults.
+        renamed: flags of fields that are not derived from their names.
+
+    Returns:
+        The flag of each field.
+    """
+    group = parser.add_argument_group(f"fields of {type(spec).__name__}")
+    flags = {}
+    for field in dataclasses.fields(spec):
+        flag = flags[field.name] = (renamed or {}).get(field.name, flag_of(field.name))
+        is_routing = field.name == "routing"
+        default = None if is_routing and line is not None and flag in line else getattr(spec, field.name)
+        text = field_help(type(spec), field.name)
+        if is_routing:
+            text = f"{text}. One of {', '.join(ROUTINGS)}, or an import path; {flag}.FIELD sets its fields"
+        dest = f"{prefix}.{field.name}" if prefix else field.name
+        annotation = Routing if is_routing else annotation_of(spec, field.name)
+        group.add_argument(flag, dest=dest, type=annotation, default=default, help=text)
+    return flags
+
+
+# files of settings -----------------------------------------------------------------------------------------
+
+
+def read_settings(path: str) -> dict[str, Any]:
+    """Return the settings in a YAML file."""
+    import yaml
+
+    try:
+        values = yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} can't be read: {getattr(error, 'strerror', None) or error}") from error
+    except yaml.YAMLError as error:
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+        line = f", line {mark.line + 1}" if mark is not None else ""
+        raise ValueError(f"{path} is not a YAML file: {problem or 'it cannot be parsed'}{line}") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} must be a mapping of settings, such as 'epochs: 5', got {type(values).__name__}")
+    return values
+
+
+def settings_flags(values: Mapping[str, Any], prefix: str = "--") -> Iterator[tuple[str, str]]:
+    """Yield the flags of nested settings: ``{"loss": {"reduction": "official"}}`` as ``--loss.reduction official``."""
+    for key, value in values.items():
+        name = f"{prefix}{key}".replace("_", "-")
+        if isinstance(value, dict) and "class_path" not in value:
+            yield from settings_flags(value, f"{name}.")
+        elif value is not None:
+            yield name, value if isinstance(value, str) else json.dumps(value)

@@ -8,74 +8,71 @@ from typing import Any, Literal
 
 import torch
 
+from torchcaps.cli.options import add_run_flags, set_num_threads
 from torchcaps.cli.parser import Parser
-from torchcaps.cli.words import Flags
 from torchcaps.data import DataError
 from torchcaps.training.figures import draw_prediction, write_image
-from torchcaps.training.inference import Trained, load_run
-from torchcaps.training.predict import Prediction, predict
+from torchcaps.training.inference import Prediction, TrainedRun, load_run, predict
 
 __all__ = ["predict_command"]
 
-BAR = 30  # characters of a score of 1
-SHOWN = 10  # classes that are shown; of more the best
+BAR_WIDTH = 30  # characters for a score of 1
+MAX_CLASSES_SHOWN = 10
 DESCRIPTION = (
-    "Say what is on images: the class, how long each class's capsule is (or how sure the network is), and what the "
-    "decoder makes of it, as a picture. Files of any size and mode are brought into the form that the network knows; "
-    "dark digits on paper are inverted for networks that know bright ones on black. "
+    "Classify image files: score of each class (length or activation of its capsule, or probability), and the "
+    "reconstruction as an image. Files of any size and mode are converted to the input of the network; dark digits on "
+    "bright paper are inverted for networks trained on bright digits. "
     "Examples: torchcaps predict runs/capsnet_small-digits-1 photo.jpg; "
     "torchcaps predict runs/my_images-1 *.png --json"
 )
 
 
-def predict_command(words: list[str]) -> None:
-    """Say what is on images."""
-    sys.path.insert(0, os.getcwd())
-    parser = Parser(prog="torchcaps predict", description=DESCRIPTION)
-    parser.add_argument("run", help="the folder of a run")
+def predict_command(arguments: list[str]) -> None:
+    """Classify image files."""
+    sys.path.insert(0, os.getcwd())  # for import paths of the user's routings, models and data sets
+    parser = Parser("torchcaps predict", DESCRIPTION)
+    parser.add_argument("run", help="run directory")
     parser.add_argument("images", nargs="+", help="image files")
-    parser.add_argument("--out", type=str | None, help="where pictures go (default: RUN/predictions)")
-    parser.add_argument(
-        "--weights",
-        type=Literal["last", "best", "ema"] | None,
-        help="last, best or average (default: as the run's recipe says)",
-    )
-    polarities = Literal["auto", "as-is", "inverted"]
-    parser.add_argument("--polarity", type=polarities, default="auto", help="auto inverts dark digits on bright paper")
-    fits = Literal["crop", "pad", "stretch"]
-    parser.add_argument("--fit", type=fits | None, help="what is done to images of another shape: crop, pad or stretch")
-    parser.add_argument("--json", action="store_true", help="for machines; no pictures unless --out is given")
-    words, _ = Flags(parser.flags, switches={"--json"}, who="predict").read(parser, words)
-    options = parser.parse_args(words)
-    torch.set_num_threads(1)
+    text = "directory of the figures (default: RUN/predictions; with --json no figures)"
+    parser.add_argument("--out", type=str | None, help=text)
+    text = "whether to invert brightness; auto inverts dark digits on bright paper"
+    parser.add_argument("--polarity", type=Literal["auto", "as-is", "inverted"], default="auto", help=text)
+    text = "how to fit images of another aspect ratio (default: as the run's images; digits are centred, others padded)"
+    parser.add_argument("--fit", type=Literal["crop", "pad", "stretch"] | None, help=text)
+    add_run_flags(parser)
+    options, _ = parser.parse(arguments)
+    torch.set_num_threads(1)  # faster than several for single images
+    set_num_threads(options)
     run = load_run(options.run, options.weights)
     if run.note:
         print(f"torchcaps: {run.note}", file=sys.stderr)
-    found, refused = [], []
+    predictions, problems = [], []
     for path in options.images:
         try:
-            found.append(predict(run, path, options.polarity, options.fit))
+            predictions.append(predict(run, path, options.polarity, options.fit))
         except DataError as error:
-            refused.append((path, str(error)))
+            problems.append((path, str(error)))
     out = Path(options.out).expanduser() if options.out else None if options.json else run.path / "predictions"
-    names = _names(found)
-    pictures = [_pictures(run, p, out, name) if out is not None else [] for p, name in zip(found, names, strict=True)]
+    figures: list[list[Path]] = [[] for _ in predictions]
+    if out is not None:
+        names = _figure_names(predictions)
+        figures = [_write_figures(run, p, out, name) for p, name in zip(predictions, names, strict=True)]
     if options.json:
-        rows = [_as_json(run, prediction, files) for prediction, files in zip(found, pictures, strict=True)]
-        print(json.dumps(rows + [{"image": str(path), "error": problem} for path, problem in refused], indent=2))
+        rows = [_to_json(run, prediction, files) for prediction, files in zip(predictions, figures, strict=True)]
+        print(json.dumps(rows + [{"image": str(path), "error": problem} for path, problem in problems], indent=2))
     else:
-        for prediction, files in zip(found, pictures, strict=True):
-            _show(run, prediction, files)
-    for _, problem in refused[:-1]:
+        for prediction, files in zip(predictions, figures, strict=True):
+            _print_prediction(run, prediction, files)
+    for _, problem in problems[:-1]:
         print(f"torchcaps: {problem}", file=sys.stderr)
-    if refused:
-        raise DataError(refused[-1][1])
+    if problems:
+        raise DataError(problems[-1][1])
 
 
-def _names(found: list[Prediction]) -> list[str]:
-    """Return a name for the pictures of each file; files of one name get numbers."""
+def _figure_names(predictions: list[Prediction]) -> list[str]:
+    """Return a unique name for the figures of each file: its stem, with a number if several files have the same."""
     names: list[str] = []
-    for prediction in found:
+    for prediction in predictions:
         stem, number = prediction.path.stem, 1
         while (name := stem if number == 1 else f"{stem}-{number}") in names:
             number += 1
@@ -83,8 +80,8 @@ def _names(found: list[Prediction]) -> list[str]:
     return names
 
 
-def _pictures(run: Trained, prediction: Prediction, out: Path, name: str) -> list[Path]:
-    """Write what the network saw and made of it, and the reconstruction by itself."""
+def _write_figures(run: TrainedRun, prediction: Prediction, out: Path, name: str) -> list[Path]:
+    """Write the figure of a prediction, and the reconstruction as an image; return their paths."""
     files = [out / f"{name}.png"]
     draw_prediction(prediction, run.classes, files[0])
     if prediction.reconstruction is not None:
@@ -93,25 +90,25 @@ def _pictures(run: Trained, prediction: Prediction, out: Path, name: str) -> lis
     return files
 
 
-def _show(run: Trained, prediction: Prediction, files: list[Path]) -> None:
-    words = " and ".join(prediction.classes) or "none of the classes"
-    print(f"{prediction.path}: {words}" + (f"  ({prediction.note})" if prediction.note else ""))
-    order = sorted(range(len(run.classes)), key=lambda n: -prediction.scores[n])
-    shown = sorted(order[:SHOWN]) if len(run.classes) <= SHOWN else order[:SHOWN]
-    width = max(len(run.classes[n]) for n in shown)
-    for n in shown:
-        score = prediction.scores[n]
-        bar = "█" * round(BAR * min(1.0, max(0.0, score)))
-        print(f"  {run.classes[n]:>{width}} {score:6.3f} {bar}")
+def _print_prediction(run: TrainedRun, prediction: Prediction, files: list[Path]) -> None:
+    classes = " and ".join(prediction.classes) or "no class"
+    print(f"{prediction.path}: {classes}" + (f"  ({prediction.note})" if prediction.note else ""))
+    by_score = sorted(range(len(run.classes)), key=lambda index: -prediction.scores[index])[:MAX_CLASSES_SHOWN]
+    shown = sorted(by_score) if len(run.classes) <= MAX_CLASSES_SHOWN else by_score
+    width = max(len(run.classes[index]) for index in shown)
+    for index in shown:
+        score = prediction.scores[index]
+        bar = "█" * round(BAR_WIDTH * min(1.0, max(0.0, score)))
+        print(f"  {run.classes[index]:>{width}} {score:6.3f} {bar}")
     if files:
         print(f"  {', '.join(map(str, files))}")
 
 
-def _as_json(run: Trained, prediction: Prediction, files: list[Path]) -> dict[str, Any]:
+def _to_json(run: TrainedRun, prediction: Prediction, files: list[Path]) -> dict[str, Any]:
     return {
         "image": str(prediction.path),
         "classes": list(prediction.classes),
         "scores": dict(zip(run.classes, prediction.scores, strict=True)),
         "note": prediction.note,
-        "pictures": [str(path) for path in files],
+        "figures": [str(path) for path in files],
     }

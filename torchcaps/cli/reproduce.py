@@ -13,8 +13,7 @@ from rich.markdown import Markdown
 from torchcaps._core.files import reason_of, staging_directory
 from torchcaps.cli.console import print_table, start_table
 from torchcaps.cli.parser import Parser
-from torchcaps.cli.runs import leave_safely
-from torchcaps.cli.words import Flags
+from torchcaps.cli.runs import exit_on_error
 from torchcaps.papers import find_paper, list_papers
 from torchcaps.reproduce.planner import TaskPlan, TaskState, make_plan, missing_datasets
 from torchcaps.reproduce.render import render_item, write_item, write_report
@@ -64,8 +63,7 @@ def reproduce_command(words: list[str]) -> None:
     parser.add_argument("--work", default=str(WORK_DIRECTORY), help="Directory of the training runs and checkpoints")
     words, rows = _take_values(parser, words, "--rows")
     words, columns = _take_values(parser, words, "--columns")
-    words, _ = Flags(parser.flags, switches={"--plan"}, who="reproduce").read(parser, words)
-    options = parser.parse_args(words)
+    options, _ = parser.parse(words)
     options.rows, options.columns = rows, columns
     _check_options(parser, options)
     if options.paper is None:
@@ -83,7 +81,7 @@ def reproduce_command(words: list[str]) -> None:
     store = RecordStore(options.scale, options.results, options.work)
     for name in ("results", "work") if not options.plan else ():
         _check_writable(parser, name, Path(options[name]).expanduser())
-    leave_safely(lambda: _reproduce(paper, items, store, options))
+    exit_on_error(lambda: _reproduce(paper, items, store, options))
 
 
 def _take_values(parser: Parser, words: list[str], flag: str) -> tuple[list[str], list[str]]:
@@ -250,8 +248,7 @@ def report_command(words: list[str]) -> None:
         "--out", default="", help="Path of the report (default: docs/results.md for cpu, else results-SCALE.md)"
     )
     parser.add_argument("--results", default=str(RESULTS_DIRECTORY), help="Directory of the records")
-    words, _ = Flags(parser.flags, who="report").read(parser, words)
-    options = parser.parse_args(words)
+    options, _ = parser.parse(words)
     _check_scale(parser, options.scale)
     if not options.results:
         parser.error("--results needs a directory")
@@ -266,6 +263,6 @@ def report_command(words: list[str]) -> None:
         )
     store.skip_unreadable = True  # write the rest of the report if one record is damaged
     command = shlex.join(["torchcaps", *sys.argv[1:]])
-    leave_safely(lambda: print(f"wrote {write_report(list_papers(), store, out, command)}"))
+    exit_on_error(lambda: print(f"wrote {write_report(list_papers(), store, out, command)}"))
     for problem in store.problems.values():
         print(f"torchcaps: {problem}", file=sys.stderr)

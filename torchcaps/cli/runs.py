@@ -1,13 +1,14 @@
-"""A run on the command line: its processes, its errors, and the summary at its end."""
+"""Training in a command: launch of several processes, errors as exit codes, and the summary at the end."""
 
 import os
 import sys
 import warnings
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from torchcaps.cli.console import print_table, start_table
+from torchcaps.cli.console import ExitCode, percent, print_table, start_table
 from torchcaps.data import DataError
+from torchcaps.training import TrainResult
 from torchcaps.training.distributed import (
     exit_with_launcher,
     launch_workers,
@@ -18,84 +19,88 @@ from torchcaps.training.distributed import (
 from torchcaps.training.errors import RunError, RunInterrupted
 from torchcaps.training.logging import STOP_DESCRIPTIONS
 
-__all__ = ["leave_safely", "run_safely", "share"]
+__all__ = ["exit_on_error", "run_training"]
 
 
-def run_safely(words: list[str], devices: int, run: Callable[[], Any]) -> None:
-    """Run in this process, or in as many as were asked for, and say how it went."""
+def run_training(arguments: list[str], devices: int, run: Callable[[], TrainResult]) -> None:
+    """Run a training and print its summary; exit with an `ExitCode` if it fails.
+
+    Args:
+        arguments: arguments of ``torchcaps train``, for worker processes.
+        devices: number of processes; if more than one, this process only launches and supervises the workers.
+        run: trains and returns the result.
+    """
     if devices > 1 and num_processes() == 1:
-        sys.exit(launch_workers(["train", *words], devices))
-    first = process_rank() == 0
+        sys.exit(launch_workers(["train", *arguments], devices))
+    is_main = process_rank() == 0
     exit_with_launcher()
-    warnings.showwarning = lambda message, *_: print(f"torchcaps: {message}", file=sys.stderr) if first else None
+    warnings.showwarning = lambda message, *_: print(f"torchcaps: {message}", file=sys.stderr) if is_main else None
     try:
         result = run()
-    except RunInterrupted as stopped:
-        _leave(str(stopped), 128 + stopped.signal, first)
+    except RunInterrupted as interrupted:
+        _exit(str(interrupted), ExitCode.SIGNAL + interrupted.signal, is_main)
     except RunError as error:
-        _leave(str(error), 1, not report_to_launcher(error))
+        _exit(str(error), ExitCode.FAILURE, not report_to_launcher(error))
     except (ValueError, TypeError, DataError) as error:
-        # Once on every machine.
-        _leave(str(error), 2, not report_to_launcher(error) and os.environ.get("LOCAL_RANK", "0") == "0")
+        is_first_on_machine = os.environ.get("LOCAL_RANK", "0") == "0"
+        _exit(str(error), ExitCode.USAGE, not report_to_launcher(error) and is_first_on_machine)
     except KeyboardInterrupt:
-        _leave("stopped at once; what was saved before stays", 130, first)
-    if first:
-        _summary(result)
+        _exit("interrupted; checkpoints saved before are intact", ExitCode.INTERRUPTED, is_main)
+    if is_main:
+        _print_summary(result)
     if num_processes() > 1:  # see Engine.close
         sys.stdout.flush()
-        os._exit(0)
+        os._exit(ExitCode.OK)
 
 
-def leave_safely(work: Callable[[], object]) -> None:
-    """Work in this process; where that does not come to its end, say why in one sentence and leave with its code."""
+def exit_on_error(work: Callable[[], object]) -> None:
+    """Call a function in this process; if it raises, print one line and exit with an `ExitCode`."""
     warnings.showwarning = lambda message, *_: print(f"torchcaps: {message}", file=sys.stderr)
     try:
         work()
-    except RunInterrupted as stopped:
-        _leave(f"{stopped}; or the same command again", 128 + stopped.signal, True)
+    except RunInterrupted as interrupted:
+        _exit(f"{interrupted}, or repeat this command", ExitCode.SIGNAL + interrupted.signal, True)
     except RunError as error:
-        _leave(str(error), 1, True)
+        _exit(str(error), ExitCode.FAILURE, True)
     except (ValueError, TypeError, DataError) as error:
-        _leave(str(error), 2, True)
+        _exit(str(error), ExitCode.USAGE, True)
     except KeyboardInterrupt:
-        _leave("stopped at once; what was saved before stays: the same command goes on", 130, True)
+        _exit("interrupted; repeat the command to continue from what was saved", ExitCode.INTERRUPTED, True)
 
 
-def _leave(message: str, code: int, speak: bool) -> NoReturn:
-    if speak:
+def _exit(message: str, code: int, print_message: bool) -> NoReturn:
+    if print_message:
         print(f"torchcaps: {message}", file=sys.stderr, flush=True)
-    if num_processes() > 1:  # other processes must not wait for this one: no tidying up that could hang
+    if num_processes() > 1:  # no clean-up that could wait for the other processes
         sys.stdout.flush()
         os._exit(code)
     sys.exit(code)
 
 
-def share(value: float) -> str:
-    """Return a share in per cent."""
-    return f"{100 * value:.2f} %"
-
-
-def _summary(result: Any) -> None:
+def _print_summary(result: TrainResult) -> None:
     minutes = f"{result.seconds / 60:.1f} minutes" if result.seconds >= 60 else f"{result.seconds:.0f} seconds"
     reason = STOP_DESCRIPTIONS[result.stop_reason]
-    print(f"\nDone: {reason}, after {result.epochs:.4g} epochs ({result.steps:,} steps) in {minutes}.\n")
+    print(f"\nFinished: {reason}, after {result.epochs:.4g} epochs ({result.steps:,} steps) in {minutes}.\n")
     if result.test_results:
-        table = start_table("weights", "right", "95 % interval", "wrong", "loss", right=("right", "wrong", "loss"))
-        for kind, found in result.test_results.items():
-            low, high = found.interval
-            between = f"{100 * low:.2f} to {100 * high:.2f} %"
-            wrong = f"{found.n - found.n_right:,} of {found.n:,}"
-            mark = f"{kind} *" if len(result.test_results) > 1 and kind == result.eval_weights else kind
-            table.add_row(mark, share(found.accuracy), between, wrong, f"{found.loss:.4f}")
-        print("On the test images, by which nothing was chosen:")
+        numeric = ("accuracy", "incorrect", "loss")
+        table = start_table("weights", "accuracy", "95 % interval", "incorrect", "loss", right=numeric)
+        for weights, evaluation in result.test_results.items():
+            low, high = evaluation.interval
+            interval = f"{100 * low:.2f} to {100 * high:.2f} %"
+            incorrect = f"{evaluation.n - evaluation.n_correct:,} of {evaluation.n:,}"
+            mark = " *" if len(result.test_results) > 1 and weights == result.eval_weights else ""
+            cells = (percent(evaluation.accuracy), interval, incorrect, f"{evaluation.loss:.4f}")
+            table.add_row(f"{weights}{mark}", *cells)
+        print("Test set (not used for any choice):")
         print_table(table)
+    figures = sorted(path.stem for path in (result.path / "figures").glob("*.png"))
     print(f"{result.path}/")
-    for path, what in (
-        ("config.yaml", "everything that decides the run"),
-        ("metrics.csv", "its curve"),
-        ("results.json", "these numbers, by class, with the machine"),
-        ("checkpoints/", "the last weights, and the best where images were held out"),
-        ("figures/", ", ".join(sorted(path.stem for path in (result.path / "figures").glob("*.png")))),
-    ):
-        print(f"  {path:<14} {what}")
-    print(f"\nGo on: torchcaps predict {result.path} IMAGE.png, or torchcaps evaluate {result.path}")
+    for path, content in {
+        "config.yaml": "all settings of the run",
+        "metrics.csv": "learning curves",
+        "results.json": "test results, per class, and the machine",
+        "checkpoints/": "last weights; best weights, if there is a validation set",
+        "figures/": ", ".join(figures),
+    }.items():
+        print(f"  {path:<14} {content}")
+    print(f"\nNext: torchcaps predict {result.path} IMAGE.png, or torchcaps evaluate {result.path}")

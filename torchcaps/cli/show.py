@@ -3,62 +3,62 @@
 import dataclasses
 import json
 import sys
-import typing
 from typing import Any
 
 import torch
 from rich.console import Console
 
+from torchcaps._core.serialize import to_plain
 from torchcaps.cli.console import print_table, start_table
-from torchcaps.cli.parser import Parser, add_fields, kind_of
-from torchcaps.cli.words import Flags
-from torchcaps.models import Network, Recipe, create_model
-from torchcaps.models.registry import MODELS
-from torchcaps.models.spec import CapsuleSpec, ModelSpec
+from torchcaps.cli.parser import CommandLine, Parser, add_fields, annotation_of, flag_of
+from torchcaps.models import Network, Recipe, create_model, list_models
+from torchcaps.models.registry import find_model
+from torchcaps.models.spec import CapsuleSpec
 from torchcaps.nn.layers import KERNEL_BYTES, KERNEL_LANES, STORED_BYTES, CapsuleLayer
 from torchcaps.profiling.memory import TrainingMemory, estimate_memory, streaming_layers
 from torchcaps.profiling.summary import Summary, shortened, summarize
 
 __all__ = ["list_command", "show_command"]
 
-WIDE = 128  # columns that the whole list takes
+FULL_WIDTH = 128  # columns of the table with all columns
 
 
 # list ------------------------------------------------------------------------------------------------------
 
 
-def list_command(words: list[str]) -> None:
-    """Print the models."""
+def list_command(arguments: list[str]) -> None:
+    """Print a table of the models."""
     parser = Parser(
-        prog="torchcaps list",
-        description="The models, with paper, data, parameters (and what the paper prints) and routing. "
+        "torchcaps list",
+        "List the models with paper, data set, number of parameters (and as published) and routing. "
         "Example: torchcaps list tsai2020 --json",
     )
-    parser.add_argument("pattern", nargs="?", default="", help="only those with this in their name, paper or data")
-    parser.add_argument("--json", action="store_true", help="for machines")
-    options = parser.parse_args(words)
-    rows = [_listed(name) for name in MODELS]
-    wanted = options.pattern.lower()
-    rows = [row for row in rows if any(wanted in row[key].lower() for key in ("name", "paper", "data"))]
+    text = "list models with this text in their name, paper or data set (default: all)"
+    parser.add_argument("pattern", nargs="?", default="", help=text)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options, _ = parser.parse(arguments)
+    pattern = options.pattern.lower()
+    rows = [_model_row(name) for name in list_models()]
+    rows = [row for row in rows if any(pattern in row[key].lower() for key in ("name", "paper", "data"))]
     if not rows:
-        parser.error(f"no model has {options.pattern!r} in its name, paper or data")
+        parser.error(f"no model has {options.pattern!r} in its name, paper or data set; 'torchcaps list' shows all")
     if options.json:
         print(json.dumps(rows, indent=2))
         return
-    narrow = sys.stdout.isatty() and Console().width < WIDE
-    columns = ["model", "parameters"] if narrow else ["model", "paper", "data", "parameters", "published"]
+    is_narrow = sys.stdout.isatty() and Console().width < FULL_WIDTH
+    columns = ["model", "parameters"] if is_narrow else ["model", "paper", "data", "parameters", "published"]
     table = start_table(*columns, "routing", right=("parameters", "published"))
     table.columns[-1].no_wrap, table.columns[-1].overflow = True, "ellipsis"
     for row in rows:
         cells = {**row, "model": row["name"], "parameters": f"{row['parameters']:,}"}
         table.add_row(*(cells[column] for column in columns), row["routing"])
     print_table(table)
-    if narrow:
-        print(f"A terminal of {WIDE} columns has room for paper, data and published counts too; --json has all.")
+    if is_narrow:
+        print(f"Paper, data set and published counts need a terminal of {FULL_WIDTH} columns, or --json.")
 
 
-def _listed(name: str) -> dict[str, Any]:
-    entry = MODELS.get(name)
+def _model_row(name: str) -> dict[str, Any]:
+    entry = find_model(name)
     with torch.device("meta"):
         model = create_model(name)
     routing = entry.spec.effective_routing if isinstance(entry.spec, CapsuleSpec) else None
@@ -75,69 +75,54 @@ def _listed(name: str) -> dict[str, Any]:
 # show ------------------------------------------------------------------------------------------------------
 
 
-def show_command(words: list[str]) -> None:
-    """Print one model."""
+def show_command(arguments: list[str]) -> None:
+    """Print the layers of a model and the memory of a training step."""
+    line = CommandLine.split(arguments, _switches())
     parser = Parser(
-        prog="torchcaps show",
-        description="A model's layers with their shapes, parameters and multiply-adds, and the memory that training "
-        "takes on a CPU. Nothing is trained. Any field of the model is a flag: 'torchcaps show MODEL --help'. "
-        "Example: torchcaps show tsai2020_cifar10 --image 3x64x64 --classes 196 --routing em --batch 32",
+        "torchcaps show",
+        "Print the layers of a model with output shapes, parameters and multiply-adds, and the memory that training "
+        "needs on a CPU. Nothing is trained. Each field of the model is a flag: 'torchcaps show MODEL --help'. "
+        "Example: torchcaps show tsai2020_cifar10 --image 3x64x64 --classes 196 --routing em --batch-size 32",
     )
-    parser.add_argument("name", help="as 'torchcaps list' has it")
-    parser.add_argument("--batch", type=int, default=None, help="images in a batch (default: the recipe's)")
-    parser.add_argument("--json", action="store_true", help="for machines")
-    name = _model_name(words)
-    spec = None if name is None else MODELS.get(name).spec
-    if spec is not None:
-        parser.prog = f"torchcaps show {name}"
-        chosen_routing = any(word.partition("=")[0] == "--routing" for word in words)
-        add_fields(parser, spec, chosen_routing)
-        words, _ = _flags(parser, spec).read(parser, words)
-    options = parser.parse_args(words)
-    assert spec is not None, "the parser requires a name"
-    if options.batch is not None and options.batch < 1:
-        parser.error(f"--batch must be 1 or more, got {options.batch}")
+    parser.add_argument("name", help="name of a model (see 'torchcaps list') or import path of a ModelSpec")
+    parser.add_argument("--batch-size", type=int | None, help="number of images per batch (default: as in the recipe)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    if line.positionals:
+        parser.prog = f"torchcaps show {line.positionals[0]}"
+        add_fields(parser, find_model(line.positionals[0]).spec, "model_options", line)
+    options, _ = parser.parse(line)
+    if options.batch_size is not None and options.batch_size < 1:
+        parser.error(f"--batch-size must be at least 1, got {options.batch_size}")
     chosen = parser.instantiate(options)
     with torch.device("meta"):
-        model = create_model(options.name, **{field.name: chosen[field.name] for field in dataclasses.fields(spec)})
-    batch = options.batch or model.recipe.batch_size
+        model = create_model(options.name, **dict(chosen.model_options))
+    batch_size = options.batch_size or model.recipe.batch_size
     summary = summarize(model)
+    memory = _estimate_memory(model, summary, batch_size)
     if options.json:
-        print(json.dumps(_as_json(model, summary, _memory(model, summary, batch), batch), indent=2))
+        print(json.dumps(_to_json(model, summary, memory, batch_size), indent=2))
     else:
-        _show_layers(model, summary)
-        _show_memory(model, summary, _memory(model, summary, batch), batch)
+        _print_layers(model, summary)
+        _print_memory(model, summary, memory, batch_size)
 
 
-def _model_name(words: list[str]) -> str | None:
-    """Return the word that is the model's name: it may stand anywhere among the flags."""
-    known = [word for word in words if word in MODELS]
-    if known:
-        return known[0]
-    pairs = zip(["", *words], words, strict=False)
-    free = [w for before, w in pairs if not w.startswith("-") and (not before.startswith("--") or before == "--json")]
-    return free[0] if free else None
+def _switches() -> set[str]:
+    """Return the boolean flags of all registered models."""
+    specs = [find_model(name).spec for name in list_models()]
+    return {flag_of(f.name) for spec in specs for f in dataclasses.fields(spec) if annotation_of(spec, f.name) is bool}
 
 
-def _flags(parser: Parser, spec: ModelSpec) -> Flags:
-    """Return the flags of a model."""
-    kinds = {f"--{field.name}": kind_of(spec, field.name) for field in dataclasses.fields(spec)}
-    tuples = [flag for flag, kind in kinds.items() if typing.get_origin(kind) is tuple]
-    switches = [flag for flag, kind in kinds.items() if kind is bool]
-    return Flags(parser.flags, tuples, [*switches, "--json"], who="this model")
+def _estimate_memory(model: Network, summary: Summary, batch_size: int) -> dict[str, TrainingMemory]:
+    """Return the estimated memory of a training step, for stored and for streamed votes if the model has votes."""
+    modes: dict[str, Any] = {"stored": False, "streamed": True} if summary.votes else {"all": None}
+    with Console(stderr=True).status("estimating memory"):
+        return {mode: estimate_memory(model, batch_size, streamed) for mode, streamed in modes.items()}
 
 
-def _memory(model: Network, summary: Summary, batch: int) -> dict[str, TrainingMemory]:
-    """Estimate what training takes, with votes stored and streamed where there are any."""
-    ways: dict[str, Any] = {"stored": False, "streamed": True} if summary.votes else {"": None}
-    with Console(stderr=True).status("working out the memory"):
-        return {way: estimate_memory(model, batch, streamed) for way, streamed in ways.items()}
-
-
-def _show_layers(model: Network, summary: Summary) -> None:
-    entry = MODELS.get(model.name)
+def _print_layers(model: Network, summary: Summary) -> None:
+    entry = find_model(model.name)
     paper = f"{entry.paper}, " if entry.paper else ""
-    published = f" (the paper prints {entry.published})" if entry.published and model.spec == entry.spec else ""
+    published = f" (published: {entry.published})" if entry.published and model.spec == entry.spec else ""
     print(f"{summary.title}\n{paper}{model.n_parameters:,} parameters{published}\n")
     head, *rows, total = summary.cells()
     table = start_table(*head, right=head[3:])
@@ -148,64 +133,59 @@ def _show_layers(model: Network, summary: Summary) -> None:
     print_table(table)
 
 
-def _show_memory(model: Network, summary: Summary, memory: dict[str, TrainingMemory], batch: int) -> None:
-    print(f"Memory to train on a CPU with batches of {batch}, MiB:")
-    columns = ("weights", model.recipe.optimizer.name, "tensors of a step", "holes, spare", "in all")
+def _print_memory(model: Network, summary: Summary, memory: dict[str, TrainingMemory], batch_size: int) -> None:
+    print(f"Memory to train on a CPU with batches of {batch_size}, MiB:")
+    columns = ("weights", f"{model.recipe.optimizer.name} state", "tensors of a step", "overhead", "total")
     table = start_table("", *columns, right=columns)
-    for way, needs in memory.items():
+    for mode, needs in memory.items():
         parts = (needs.weights, needs.optimizer, needs.step)
         sizes = (*parts, needs.total - sum(parts), needs.total)
-        table.add_row(f"votes {way}" if way else "", *(f"{size / 2**20:,.1f}" for size in sizes))
+        table.add_row("" if mode == "all" else f"votes {mode}", *(f"{size / 2**20:,.1f}" for size in sizes))
     print_table(table)
     votes = next(iter(memory.values())).votes / 2**20
     if votes:
-        names = streaming_layers(model, summary, batch)
-        streams = f"it streams those of {', '.join(names)}" if names else "they are"
-        print(f"The votes of a batch, were they stored, are {votes:,.1f} MiB. As the model is set, {streams}.")
+        names = streaming_layers(model, summary, batch_size)
+        streamed = f"the votes of {', '.join(names)} are streamed" if names else "they are stored"
+        print(f"Stored votes of a batch take {votes:,.1f} MiB. As configured, {streamed}.")
         layers = [layer for layer in model.modules() if isinstance(layer, CapsuleLayer) and layer.streamed == "auto"]
         if any(layer.has_kernel() for layer in layers):
             print(
-                f"By itself a layer streams votes from {KERNEL_BYTES / 2**20:g} MiB on ({STORED_BYTES / 2**20:g} MiB "
-                f"for fewer than {KERNEL_LANES} images times places): from there on the compiled kernel is faster."
+                f"'auto' streams votes from {KERNEL_BYTES / 2**20:g} MiB ({STORED_BYTES / 2**20:g} MiB for fewer than "
+                f"{KERNEL_LANES} images x positions), where the compiled kernel is faster."
             )
         elif layers:
             print(
-                f"By itself a layer streams votes from {STORED_BYTES / 2**20:g} MiB on; there is no compiled kernel "
-                "here for these layers, with which streaming would pay from smaller ones on."
+                f"'auto' streams votes from {STORED_BYTES / 2**20:g} MiB. No compiled kernel is available for these "
+                "layers; with one, streaming is faster from smaller sizes on."
             )
-    print(f"Trained by default with {_in_words(model.recipe)}.")
+    print(f"Default recipe: {_recipe_text(model.recipe)}.")
 
 
-def _in_words(recipe: Recipe) -> str:
-    """Say how a recipe trains."""
-    loss, optimizer = recipe.loss, recipe.optimizer
-    long = f"{recipe.epochs:,} epochs" if recipe.epochs else f"{recipe.steps:,} steps"
+def _recipe_text(recipe: Recipe) -> str:
+    """Return a recipe in one line."""
+    optimizer = recipe.optimizer
     parts = [
-        f"the {loss.name.replace('_', '-')} loss",
-        f"{optimizer.name} at {optimizer.lr:g}",
+        f"{recipe.loss.name.replace('_', '-')} loss",
+        f"{optimizer.name} with lr {optimizer.lr:g}",
         str(recipe.lr_schedule),
+        f"batch size {recipe.batch_size}",
+        f"{recipe.epochs:,} epochs" if recipe.epochs else f"{recipe.steps:,} steps",
+        f"on {recipe.data}",
     ]
-    parts += [f"batches of {recipe.batch_size}", long, f"on {recipe.data}"]
     return ", ".join(parts + ([f"tested on {recipe.test_data}"] if recipe.test_data else []))
 
 
-def _as_json(model: Network, summary: Summary, memory: dict[str, TrainingMemory], batch: int) -> dict[str, Any]:
+def _to_json(model: Network, summary: Summary, memory: dict[str, TrainingMemory], batch_size: int) -> dict[str, Any]:
+    entry = find_model(model.name)
     return {
         "name": model.name,
-        "paper": MODELS.get(model.name).paper,
-        "published": MODELS.get(model.name).published if model.spec == MODELS.get(model.name).spec else "",
-        "fields": {field.name: _plain(getattr(model.spec, field.name)) for field in dataclasses.fields(model.spec)},
+        "paper": entry.paper,
+        "published": entry.published if model.spec == entry.spec else "",
+        "fields": to_plain(model.spec),
         "parameters": model.n_parameters,
         "multiply_adds": summary.multiply_adds,
         "layers": [dataclasses.asdict(row) for row in summary.rows],
-        "batch": batch,
-        "memory": {way or "all": dataclasses.asdict(needs) for way, needs in memory.items()},
-        "recipe": {field.name: _plain(getattr(model.recipe, field.name)) for field in dataclasses.fields(model.recipe)},
+        "batch_size": batch_size,
+        "memory": {mode: dataclasses.asdict(needs) for mode, needs in memory.items()},
+        "recipe": to_plain(model.recipe),
     }
-
-
-def _plain(value: Any) -> Any:
-    """Return a value as JSON has it; what one chooses, such as a routing, with its kind and its fields."""
-    if not dataclasses.is_dataclass(value):
-        return value
-    return {"kind": type(value).__name__} | {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}

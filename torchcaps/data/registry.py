@@ -5,7 +5,7 @@ import os
 import warnings
 from typing import Any
 
-from torchcaps._core.registry import Registry, import_object, is_import_path
+from torchcaps._core.registry import Registry, import_instance, is_import_path
 from torchcaps._core.validation import check_field_names, join_quoted
 from torchcaps.data.base import Dataset, DataSpec, LoadRequest
 
@@ -46,23 +46,10 @@ def find_spec(name: str, **options: Any) -> DataSpec:
     if is_path and name not in DATASETS:
         raise ValueError(f"{name} is neither an existing directory nor the name of a data set")
     if is_import_path(name) and name not in DATASETS:
-        register(name, _import_spec(name))
+        register(name, import_instance(name, DataSpec))
     spec = DATASETS.get(name)
     check_field_names(type(spec), options, name)
     return dataclasses.replace(spec, **options)
-
-
-def _import_spec(path: str) -> DataSpec:
-    """Return the DataSpec at an import path: an instance, or a class whose fields all have defaults."""
-    found = import_object(path)
-    if isinstance(found, DataSpec):
-        return found
-    if not (isinstance(found, type) and issubclass(found, DataSpec)):
-        raise ValueError(f"{path} must be a subclass or an instance of torchcaps.data.DataSpec, got {found!r}")
-    try:
-        return found()
-    except TypeError as error:
-        raise ValueError(f"{path} must have a default for each of its fields: {error}") from error
 
 
 def is_image_folder(name: object) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from torchcaps._core.labels import split_labels
 from torchcaps._core.serialize import setting
-from torchcaps._core.validation import check_fields, check_range
+from torchcaps._core.validation import FieldError, check_fields, check_range
 from torchcaps.losses import ClassLoss, MarginLoss, MultiLabelLoss, ReconstructionLoss, SpreadLoss
 from torchcaps.models.heads import Output
 from torchcaps.models.schedules import Constant, LRSchedule
@@ -188,7 +188,7 @@ class Recipe:
         check_range(self, "epochs", 1)
         check_range(self, "steps", 1)
         if not 0 <= self.val_fraction < 1:
-            raise ValueError(f"Recipe: val_fraction must be at least 0 and below 1, got {self.val_fraction}")
+            raise FieldError(self, "val_fraction", f"must be at least 0 and below 1, got {self.val_fraction}")
         if self.epochs is not None and self.steps is not None:
             raise ValueError(
                 f"Recipe: epochs and steps are mutually exclusive, got epochs={self.epochs} and steps={self.steps}"

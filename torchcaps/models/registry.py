@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from torchcaps._core.registry import Registry, import_object, is_import_path
+from torchcaps._core.registry import Registry, import_instance, is_import_path
 from torchcaps._core.validation import check_field_names
 from torchcaps.models.network import Network
 from torchcaps.models.recipe import Recipe
@@ -81,23 +81,8 @@ def find_model(name: str) -> ModelEntry:
             registered under that path.
     """
     if is_import_path(name) and name not in MODELS:
-        register(name, _import_spec(name))
+        register(name, import_instance(name, ModelSpec))
     return MODELS.get(name)
-
-
-def _import_spec(path: str) -> ModelSpec:
-    """Return the ModelSpec at an import path: an instance, or a class whose fields all have defaults."""
-    found = import_object(path)
-    if isinstance(found, ModelSpec):
-        return found
-    if not (isinstance(found, type) and issubclass(found, ModelSpec)):
-        raise ValueError(
-            f"{path} must be an instance or a subclass of torchcaps.models.ModelSpec, got {type(found).__name__}"
-        )
-    try:
-        return found()  # pyright: ignore[reportCallIssue]  (fields without default are the TypeError below)
-    except TypeError as error:
-        raise ValueError(f"{path} must have a default value for each field: {error}") from error
 
 
 def list_models(pattern: str | None = None) -> list[str]:

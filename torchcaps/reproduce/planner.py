@@ -21,7 +21,7 @@ from torchcaps.reproduce.store import RecordKey, RecordStore
 from torchcaps.routing import Quadratic
 from torchcaps.training import RunSpec
 from torchcaps.training.logging import read_metrics
-from torchcaps.training.setup import Images, fitted, make_network, open_images
+from torchcaps.training.setup import RunData, adapt_to_data, build_network, open_data
 
 __all__ = [
     "Task",
@@ -260,35 +260,35 @@ def _run_task(key: RecordKey, store: RecordStore, timed: bool, settings: dict[st
     if timed and steps:
         step_seconds, memory = _step_cost(spec, images)
         evaluations = max(1, steps // (spec.eval_interval_steps or batches_per_epoch)) + 1
-        evaluated = images.held_out if images.held_out is not None else images.test
+        evaluated = images.val if images.val is not None else images.test
         batches = len(evaluated) / spec.recipe.batch_size if evaluated is not None else 0.0
         seconds = step_seconds * (steps + FORWARD_FRACTION * evaluations * batches)
     return Task(key, TaskState.STARTED if started else TaskState.NEW, steps, seconds, memory)
 
 
-_IMAGES: dict[str, Images] = {}  # cache: many runs read the same images
+_IMAGES: dict[str, RunData] = {}  # cache: many runs read the same images
 
 
-def _open_images(spec: RunSpec) -> Images:
+def _open_images(spec: RunSpec) -> RunData:
     recipe = spec.recipe
     names = (recipe.data, recipe.test_data, recipe.augmentation, recipe.val_fraction)
     options = (spec.max_train_images, spec.max_test_images, spec.data_options, spec.test_options)
     key = json.dumps([*names, *options, spec.data_dir, spec.seed])
     if key not in _IMAGES:
-        _IMAGES[key] = open_images(spec)
+        _IMAGES[key] = open_data(spec)
     return _IMAGES[key]
 
 
 _STEP_COSTS: dict[str, tuple[float, int]] = {}  # cache: seeds of a run cost the same
 
 
-def _step_cost(spec: RunSpec, images: Images) -> tuple[float, int]:
+def _step_cost(spec: RunSpec, images: RunData) -> tuple[float, int]:
     """Return the measured seconds of a training step and the estimated bytes that it needs."""
     key = spec.record_name()
     if key not in _STEP_COSTS:
         if spec.num_threads:
             torch.set_num_threads(spec.num_threads)
-        model = make_network(fitted(spec, images))
+        model = build_network(adapt_to_data(spec, images))
         step = training_step(model, spec.recipe.batch_size)
         durations = []
         for _ in range(1 + TIMED_STEPS):

@@ -20,12 +20,12 @@ from torchcaps.reproduce.planner import Task, TaskPlan, ensemble_keys
 from torchcaps.reproduce.scales import Scale, run_spec, scaled_dataset
 from torchcaps.reproduce.schema import Measurement, Run
 from torchcaps.reproduce.store import RecordKey, RecordStore
-from torchcaps.training import DivergenceError, RunSpec, Trained, load_run, resume, train
+from torchcaps.training import DivergenceError, RunSpec, TrainedRun, load_run, resume, train
 from torchcaps.training.errors import RunError, RunInUseError
-from torchcaps.training.evaluation import Tally
+from torchcaps.training.evaluation import RunningEvaluation
 from torchcaps.training.logging import ConsoleLogger
-from torchcaps.training.run_dir import RunFolder
-from torchcaps.training.setup import some_of
+from torchcaps.training.run_dir import RunDirectory
+from torchcaps.training.setup import limit_images
 
 __all__ = ["MeasurementContext", "PlanProgress", "TaskOutcome", "TaskResult", "execute_plan", "first_of_each_class"]
 
@@ -59,15 +59,15 @@ class MeasurementContext:
         name, overrides = scaled_dataset(name, self.scale)
         known = set(type(find_spec(name)).__dataclass_fields__)
         accepted = {key: value for key, value in {**options, **overrides}.items() if key in known}
-        return some_of(create_dataset(name, split, self.data_dir, **accepted), n)
+        return limit_images(create_dataset(name, split, self.data_dir, **accepted), n)
 
-    def batch(self, run: Trained, name: str, n: int, split: str = "test", **options: Any) -> Batch:
+    def batch(self, run: TrainedRun, name: str, n: int, split: str = "test", **options: Any) -> Batch:
         """Return ``n`` images of a data set, preprocessed for a trained network."""
         batches = list(run.loader(self.dataset(name, split, n, **options)).epoch(0))
         parts = [[getattr(batch, key) for batch in batches] for key in ("images", "labels", "targets", "indices")]
         return Batch(*(torch.cat(part) for part in parts))
 
-    def test_batch(self, run: Trained, n: int, **options: Any) -> Batch:
+    def test_batch(self, run: TrainedRun, n: int, **options: Any) -> Batch:
         """Return ``n`` test images of the data set that a network was trained on."""
         return self.batch(run, run.spec.recipe.data, n, **{**run.spec.data_options, **options})
 
@@ -179,7 +179,7 @@ class PlanProgress(ConsoleLogger):
         """Show no bar for a single run."""
         yield
 
-    def on_step(self, step: int, epoch: float, total: int, tally: Tally) -> None:
+    def on_step(self, step: int, epoch: float, total: int, train_metrics: RunningEvaluation) -> None:
         """Advance the bar by a training step."""
         if self._first_step is None:
             self._first_step = step - 1
@@ -236,7 +236,7 @@ def _train(key: RecordKey, store: RecordStore, progress: PlanProgress, settings:
     try:
         with contextlib.suppress(OSError):
             directory.path.mkdir(parents=True, exist_ok=True)
-        directory.hold()
+        directory.lock()
         directory.release()
         _check_settings(directory, spec)
         if not directory.config.exists():
@@ -254,7 +254,7 @@ def _train(key: RecordKey, store: RecordStore, progress: PlanProgress, settings:
     return TaskResult(TaskOutcome.TRAINED, record["results"]["seconds"], record["results"]["accuracy"])
 
 
-def _check_settings(directory: RunFolder, spec: RunSpec) -> None:
+def _check_settings(directory: RunDirectory, spec: RunSpec) -> None:
     """Raise a `RunError` if a run was started with other settings, because a default has changed since.
 
     The settings are in a file next to the run directory, since the directory of a new run must be empty.

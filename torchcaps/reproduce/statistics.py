@@ -16,7 +16,7 @@ from torchcaps._core.stats import wilson_interval
 from torchcaps.reproduce.schema import Cell, Claim, Item, Measurement, ParameterCount, Run, Source, TableRow
 from torchcaps.reproduce.store import RecordKey, RecordStore, has_diverged
 from torchcaps.training import RunSpec
-from torchcaps.training.setup import make_network
+from torchcaps.training.setup import build_network
 
 __all__ = [
     "Estimate",
@@ -347,5 +347,5 @@ def count_parameters(run: Run) -> int:
     key = f"{spec.model} {sorted(map(str, spec.model_options.items()))}"
     if key not in _PARAMETER_COUNTS:
         with torch.device("meta"):
-            _PARAMETER_COUNTS[key] = make_network(spec).n_parameters
+            _PARAMETER_COUNTS[key] = build_network(spec).n_parameters
     return _PARAMETER_COUNTS[key]

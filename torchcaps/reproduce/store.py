@@ -24,7 +24,7 @@ from torchcaps.reproduce.schema import Measurement, Run
 from torchcaps.training import RunSpec
 from torchcaps.training.errors import RunError
 from torchcaps.training.logging import read_metrics
-from torchcaps.training.run_dir import RunFolder
+from torchcaps.training.run_dir import RunDirectory
 from torchcaps.training.state import StopReason
 
 __all__ = [
@@ -94,9 +94,9 @@ class RecordStore:
         kind = "runs" if isinstance(key.source, Run) else "measurements"
         return self.results / kind / f"{key.name(self.scale)}.json"
 
-    def run_directory(self, key: RecordKey) -> RunFolder:
+    def run_directory(self, key: RecordKey) -> RunDirectory:
         """Return the directory in which a run is trained."""
-        return RunFolder(self.work / key.name(self.scale))
+        return RunDirectory(self.work / key.name(self.scale))
 
     def work_directory(self, key: RecordKey) -> Path:
         """Return the directory of a measurement's checkpoint and output files."""
@@ -176,9 +176,9 @@ class RecordStore:
             "eval_weights": report["eval_weights"],
             "accuracy": test.get("accuracy"),
             "n": test.get("n"),
-            "n_correct": test.get("n_right"),
+            "n_correct": test.get("n_correct"),
             "tests": {kind: {k: one[k] for k in ("accuracy", "loss")} for kind, one in report["test"].items()},
-            "per_class": test.get("found"),
+            "per_class": test.get("class_correct"),
             "correct": test.get("correct"),
         }
         self._write_run(key, directory.read_config(), results, report["machine"])

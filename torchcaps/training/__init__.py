@@ -7,7 +7,7 @@
 
 from torchcaps.training.config import RunSpec
 from torchcaps.training.errors import CheckpointError, DivergenceError, RunError, RunInterrupted
-from torchcaps.training.inference import Trained, load_run
+from torchcaps.training.inference import TrainedRun, load_run
 from torchcaps.training.run import TrainResult, resume, train
 from torchcaps.training.state import StopReason
 
@@ -19,7 +19,7 @@ __all__ = [
     "RunSpec",
     "StopReason",
     "TrainResult",
-    "Trained",
+    "TrainedRun",
     "load_run",
     "resume",
     "train",

@@ -1,6 +1,8 @@
-"""What a model does on a data set: counts that several processes add up, and what is read off them."""
+"""Evaluation of a model on a data set: accuracy, loss, accuracy per class and confusion matrix."""
 
+import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -8,58 +10,67 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps._core.labels import as_multi_hot, split_labels
+from torchcaps._core.serialize import pack_bits
+from torchcaps._core.stats import wilson_interval
 from torchcaps.data import Batch, Loader
-from torchcaps.metrics import wilson_interval
 from torchcaps.models import Network, Output
 
-__all__ = ["Measures", "Tally", "evaluate"]
+__all__ = ["Evaluation", "RunningEvaluation", "batch_loss", "evaluate"]
 
 
 @dataclass(frozen=True)
-class Measures:
-    """How good a model was on images.
+class Evaluation:
+    """Result of an evaluation.
 
     Args:
-        n: how many images.
-        n_right: how many of them it recognised.
-        loss: the mean.
-        seen, found: for each class how many images show it, and in how many of these it was predicted.
-        confusion: for one object an image: which class was taken for which, ``[true][predicted]``.
+        n: number of images.
+        n_correct: number of images classified correctly, in the sense of `Network.is_correct`.
+        loss: mean loss.
+        class_counts: number of images that contain each class.
+        class_correct: number of these images in which the class was predicted.
+        confusion: confusion matrix ``[true][predicted]``; empty if images contain several objects.
         correct: whether each image is classified correctly, bool ``[n]`` in the order of the data set, if recorded.
     """
 
     n: int
-    n_right: int
+    n_correct: int
     loss: float
-    seen: list[int]
-    found: list[int]
+    class_counts: list[int]
+    class_correct: list[int]
     confusion: list[list[int]] = field(default_factory=list, repr=False)
     correct: Tensor | None = field(default=None, repr=False, compare=False)
 
     @property
     def accuracy(self) -> float:
-        """The share that it recognised."""
-        return self.n_right / max(1, self.n)
+        """Fraction of images classified correctly."""
+        return self.n_correct / max(1, self.n)
 
     @property
     def interval(self) -> tuple[float, float]:
-        """What the share may be on other such images, with 95 % confidence."""
-        return wilson_interval(self.n_right, self.n)
+        """Wilson's 95 % confidence interval of the accuracy."""
+        return wilson_interval(self.n_correct, self.n)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the result as JSON values; ``correct`` as hexadecimal digits, see `pack_bits`."""
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        if self.correct is not None:
+            values["correct"] = pack_bits(self.correct)
+        return {"accuracy": self.accuracy, "interval": list(self.interval), **values}
 
 
 class Reducer(Protocol):
-    """Adds tensors up over the processes."""
+    """Sum of a tensor over all processes."""
 
     def __call__(self, tensor: Tensor) -> Tensor:
         """Return the sum."""
         ...
 
 
-class Tally:
-    """Counts over batches; those of several processes add up to what one would have counted.
+class RunningEvaluation:
+    """Counts of an evaluation, updated batch by batch; the counts of several processes can be summed.
 
     Args:
-        model: the network whose predictions are counted.
+        model: network whose predictions are counted.
         n_images: size of the data set, to record for each of its images whether it is classified correctly.
     """
 
@@ -70,14 +81,14 @@ class Tally:
         self.model, self.classes = model, classes
         self.correct = None if n_images is None else torch.zeros(n_images, dtype=torch.uint8)
 
-    def add(self, scores: Tensor, labels: Tensor, loss: float, indices: Tensor | None = None) -> None:
-        """Count a batch.
+    def update(self, scores: Tensor, labels: Tensor, loss: float, indices: Tensor | None = None) -> None:
+        """Add a batch.
 
         Args:
-            scores: the network's scores, ``[B, classes]``.
+            scores: scores of the network, ``[B, classes]``.
             labels: true labels.
             loss: mean loss of the batch.
-            indices: indices of the images in the data set, if ``correct`` is recorded.
+            indices: indices of the images in the data set, if ``n_images`` was given.
         """
         scores, labels = scores.detach().float().cpu(), labels.cpu()
         classes, n = self.classes, len(labels)
@@ -87,44 +98,47 @@ class Tally:
         if self.correct is not None:
             assert indices is not None
             self.correct[indices] = correct.to(torch.uint8)
-        seen, found, confusion = self.counts[2:].split([classes, classes, classes * classes])
+        class_counts, class_correct, confusion = self.counts[2:].split([classes, classes, classes * classes])
         if self.model.n_objects == 1:
-            numbers, predicted = split_labels(labels, classes, 1)[0], self.model.predict(scores)
-            confusion += torch.bincount(numbers * classes + predicted, minlength=classes * classes)
-            seen += torch.bincount(numbers, minlength=classes)
-            found += torch.bincount(numbers[predicted == numbers], minlength=classes)
+            true, predicted = split_labels(labels, classes, 1)[0], self.model.predict(scores)
+            confusion += torch.bincount(true * classes + predicted, minlength=classes * classes)
+            class_counts += torch.bincount(true, minlength=classes)
+            class_correct += torch.bincount(true[predicted == true], minlength=classes)
         else:
-            there, told = self._sets(scores, labels)
-            seen += there.sum(0)
-            found += (there & told).sum(0)
+            present = self._present(labels)
+            class_counts += present.sum(0)
+            class_correct += (present & self.model.predict_multi_hot(scores)).sum(0)
         self.loss += loss * n
 
-    def _sets(self, scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return which classes are there, and which were predicted: truth values ``[B, classes]``."""
+    def _present(self, labels: Tensor) -> Tensor:
+        """Return which classes each image contains, bool ``[B, classes]``."""
         n_objects = self.model.n_objects
         if n_objects is None:
-            there = as_multi_hot(labels, self.classes) > 0
-        else:
-            there = split_labels(labels, self.classes, n_objects)[1] > 0
-        return there, self.model.predict_multi_hot(scores)
+            return as_multi_hot(labels, self.classes) > 0
+        return split_labels(labels, self.classes, n_objects)[1] > 0
 
-    def measures(self, reduce: Reducer | None = None) -> Measures:
-        """Return what was counted, by all processes together."""
+    def compute(self, reduce: Reducer | None = None) -> Evaluation:
+        """Return the evaluation of all batches so far.
+
+        Args:
+            reduce: sums the counts over all processes.
+        """
         counts, loss = (reduce(self.counts), reduce(self.loss)) if reduce else (self.counts, self.loss)
-        classes, n = self.classes, max(1, int(counts[0]))
-        seen, found, confusion = counts[2:].split([classes, classes, classes * classes])
-        table = confusion.view(classes, classes).tolist() if self.model.n_objects == 1 else []
+        classes, n = self.classes, int(counts[0])
+        class_counts, class_correct, confusion = counts[2:].split([classes, classes, classes * classes])
+        matrix = confusion.view(classes, classes).tolist() if self.model.n_objects == 1 else []
         correct = self.correct
         if correct is not None:
             correct = (reduce(correct) if reduce else correct).bool()
-        return Measures(int(counts[0]), int(counts[1]), float(loss) / n, seen.tolist(), found.tolist(), table, correct)
+        per_class = class_counts.tolist(), class_correct.tolist()
+        return Evaluation(n, int(counts[1]), float(loss) / max(1, n), *per_class, matrix, correct)
 
-    def plain(self) -> dict[str, Any]:
-        """Return the counts as a checkpoint keeps them."""
+    def to_plain(self) -> dict[str, Any]:
+        """Return the counts as JSON values, for a checkpoint."""
         return {"counts": self.counts.tolist(), "loss": float(self.loss)}
 
     def restore(self, values: dict[str, Any]) -> None:
-        """Go on from counts that a checkpoint kept."""
+        """Continue from the counts of a checkpoint."""
         self.counts = torch.tensor(values["counts"], dtype=torch.int64)
         self.loss = torch.tensor(values["loss"], dtype=torch.float64)
 
@@ -135,34 +149,34 @@ def evaluate(
     loss: nn.Module,
     step: float = math.inf,
     reduce: Reducer | None = None,
-    progress: Any = None,
-) -> Measures:
-    """Go through a data set without learning.
+    progress: Callable[[], object] | None = None,
+) -> Evaluation:
+    """Evaluate a network on a data set, in evaluation mode and without gradients.
 
     Args:
         network: the network.
-        loader: of the images.
-        loss: the objective.
-        step: the training step, which the margin of the spread loss depends on.
-        reduce: adds up over processes.
-        progress: is told of every batch.
+        loader: batches of the data set.
+        loss: loss of the network's output.
+        step: training step, for the margin of the spread loss.
+        reduce: sums the counts over all processes.
+        progress: called after each batch.
     """
     was_training = network.training
     network.eval()
-    tally = Tally(network, len(loader.dataset))
+    running = RunningEvaluation(network, len(loader.dataset))
     try:
         with torch.no_grad():
             for index, batch in enumerate(loader.epoch(0)):
                 output = network(batch.images, batch.labels)
-                value = float(loss_of(loss, output, batch, step))
-                tally.add(output.scores, batch.labels, value, loader.indices(0, index))
+                value = float(batch_loss(loss, output, batch, step))
+                running.update(output.scores, batch.labels, value, loader.indices(0, index))
                 if progress is not None:
                     progress()
     finally:
         network.train(was_training)
-    return tally.measures(reduce)
+    return running.compute(reduce)
 
 
-def loss_of(loss: nn.Module, output: Output, batch: Batch, step: float) -> Tensor:
-    """Return the loss of a batch."""
+def batch_loss(loss: nn.Module, output: Output, batch: Batch, step: float) -> Tensor:
+    """Return the loss of a network's output for a batch at a training step."""
     return loss(output, batch.labels, batch.targets, step)

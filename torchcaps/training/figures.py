@@ -13,9 +13,9 @@ from torchcaps._core.plotting import as_rgb, new_figure, overlay_two_colors, sav
 from torchcaps.analysis.registry import ANALYSES, Subject, run_analysis
 from torchcaps.data import DataError, Loader
 from torchcaps.models import CapsuleNetwork, Network
-from torchcaps.training.evaluation import Measures
-from torchcaps.training.predict import Prediction
-from torchcaps.training.setup import some_of
+from torchcaps.training.evaluation import Evaluation
+from torchcaps.training.inference import Prediction
+from torchcaps.training.setup import limit_images
 
 __all__ = [
     "draw_confusion",
@@ -33,7 +33,7 @@ def draw_run(
     rows: list[dict[str, Any]],
     model: Network,
     loader: Loader | None,
-    result: Measures | None,
+    result: Evaluation | None,
     directory: Path,
     name: str,
 ) -> list[Path]:
@@ -55,13 +55,13 @@ def draw_run(
     if isinstance(model, CapsuleNetwork) and model.decoder is not None and model.n_objects == 1:
         analyses.append("perturbation")
     for analysis in analyses:
-        subset = some_of(loader.dataset, ANALYSES.get(analysis).n_images)
+        subset = limit_images(loader.dataset, ANALYSES.get(analysis).n_images)
         images = Loader(subset, loader.batch_size, pipeline=loader.pipeline, train=False, device=loader.device)
         report = run_analysis(analysis, Subject(name, model, images, batch_size=loader.batch_size))
         paths += report.draw(directory / f"{analysis}.png")
     if result is not None and result.confusion:
         paths.append(directory / "confusion.png")
-        title = f"{name}: {result.n_right:,} of {result.n:,} correct"
+        title = f"{name}: {result.n_correct:,} of {result.n:,} correct"
         draw_confusion(result, loader.dataset.classes, paths[-1], title)
     return paths
 
@@ -101,7 +101,7 @@ def draw_curves(rows: list[dict[str, Any]], out: Path, title: str = "") -> None:
     save_figure(figure, out)
 
 
-def draw_confusion(result: Measures, classes: tuple[str, ...], out: Path, title: str = "") -> None:
+def draw_confusion(result: Evaluation, classes: tuple[str, ...], out: Path, title: str = "") -> None:
     """Draw the confusion matrix; the color scale shows the incorrect predictions only.
 
     Args:
@@ -133,7 +133,7 @@ def draw_confusion(result: Measures, classes: tuple[str, ...], out: Path, title:
     bar = figure.colorbar(image, ax=axes, label="incorrect images", shrink=0.7)
     bar.locator = import_optional("matplotlib.ticker", "drawing").MaxNLocator(integer=True)
     bar.update_ticks()
-    axes.set_title(title or f"{result.n_right:,} of {result.n:,} correct", fontsize=10)
+    axes.set_title(title or f"{result.n_correct:,} of {result.n:,} correct", fontsize=10)
     save_figure(figure, out)
 
 

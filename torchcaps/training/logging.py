@@ -18,8 +18,8 @@ from torchcaps.profiling.memory import estimate_memory
 from torchcaps.training.config import RunSpec
 from torchcaps.training.distributed import num_processes
 from torchcaps.training.errors import RunError
-from torchcaps.training.evaluation import Tally
-from torchcaps.training.setup import Images
+from torchcaps.training.evaluation import RunningEvaluation
+from torchcaps.training.setup import RunData
 from torchcaps.training.state import StopReason
 
 __all__ = ["COLUMNS", "STOP_DESCRIPTIONS", "ConsoleLogger", "MetricsLog", "describe_run", "read_metrics"]
@@ -176,14 +176,14 @@ class ConsoleLogger:
                 self._bar.stop()
                 self._bar = None
 
-    def on_step(self, step: int, epoch: float, total: int, tally: Tally) -> None:
+    def on_step(self, step: int, epoch: float, total: int, train_metrics: RunningEvaluation) -> None:
         """Show the progress after a training step.
 
         Args:
             step: completed steps.
             epoch: progress in epochs.
             total: number of steps of the run.
-            tally: loss and accuracy since the last row.
+            train_metrics: loss and accuracy since the last row.
         """
         if not self.enabled:
             return
@@ -191,8 +191,8 @@ class ConsoleLogger:
         if now - self._last_update < (BAR_INTERVAL_S if self._bar is not None else LINE_INTERVAL_S):
             return
         self._last_update = now
-        n = max(1, int(tally.counts[0]))
-        metrics = f"loss {float(tally.loss) / n:.4f}  accuracy {100 * int(tally.counts[1]) / n:.1f} %"
+        n = max(1, int(train_metrics.counts[0]))
+        metrics = f"loss {float(train_metrics.loss) / n:.4f}  accuracy {100 * int(train_metrics.counts[1]) / n:.1f} %"
         if self._bar is not None:
             description = f"epoch {int(epoch - 1e-9) + 1}"
             self._bar.update(self._task, description=description, completed=step, total=total, metrics=metrics)
@@ -222,7 +222,7 @@ class ConsoleLogger:
         self._last_update = time.monotonic()
 
 
-def describe_run(spec: RunSpec, network: Network, images: Images, out: Path) -> Iterator[str]:
+def describe_run(spec: RunSpec, network: Network, images: RunData, out: Path) -> Iterator[str]:
     """Yield the lines printed before training: model, data, recipe, memory, and warnings.
 
     Args:
@@ -235,7 +235,7 @@ def describe_run(spec: RunSpec, network: Network, images: Images, out: Path) -> 
     size = "x".join(map(str, network.spec.image))
     yield f"{spec.model}: {network.n_parameters:,} parameters, images of {size}, {network.spec.classes} classes"
     yield f"{images.train.name}: {_describe_splits(images, bool(recipe.test_data))}"
-    for dataset, split in ((images.held_out, "validation"), (images.test, "test")):
+    for dataset, split in ((images.val, "validation"), (images.test, "test")):
         labels = getattr(dataset, "labels", None)
         if dataset is None or labels is None:
             continue
@@ -258,10 +258,10 @@ def describe_run(spec: RunSpec, network: Network, images: Images, out: Path) -> 
         yield "warning: this may run out of memory; reduce --batch-size or use --micro-batches 4"
 
 
-def _describe_splits(images: Images, other_test_set: bool) -> str:
+def _describe_splits(images: RunData, other_test_set: bool) -> str:
     counts = [f"{len(images.train):,} training images"]
-    if images.held_out is not None:
-        counts.append(f"{len(images.held_out):,} validation images")
+    if images.val is not None:
+        counts.append(f"{len(images.val):,} validation images")
     if images.test is not None:
         counts.append(f"{len(images.test):,} test images" + (f" ({images.test.name})" if other_test_set else ""))
     return ", ".join(counts)

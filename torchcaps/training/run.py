@@ -16,7 +16,6 @@ from torch import Tensor
 from torchcaps._core.files import write_atomic
 from torchcaps._core.machine import describe_machine, record_header
 from torchcaps._core.optional import import_optional
-from torchcaps._core.serialize import pack_bits
 from torchcaps.data import Loader
 from torchcaps.models import Network
 from torchcaps.routing import Quadratic
@@ -24,15 +23,15 @@ from torchcaps.training.checkpoint import read_checkpoint
 from torchcaps.training.config import RunSpec
 from torchcaps.training.distributed import Engine, num_processes, process_rank
 from torchcaps.training.errors import CheckpointError, RunError, RunInterrupted
-from torchcaps.training.evaluation import Measures
+from torchcaps.training.evaluation import Evaluation
 from torchcaps.training.figures import draw_run
 from torchcaps.training.logging import ConsoleLogger, describe_run
-from torchcaps.training.run_dir import RunFolder
-from torchcaps.training.setup import Images, check_objects, fitted, make_loader, make_network, open_images
+from torchcaps.training.run_dir import RunDirectory
+from torchcaps.training.setup import RunData, adapt_to_data, build_loader, build_network, check_n_objects, open_data
 from torchcaps.training.state import BestResult, StopReason
 from torchcaps.training.trainer import EvaluationInterrupted, Trainer
 
-__all__ = ["TrainResult", "measures_json", "resume", "train"]
+__all__ = ["TrainResult", "resume", "train"]
 
 
 @dataclass(frozen=True)
@@ -53,10 +52,10 @@ class TrainResult:
     steps: int
     seconds: float
     eval_weights: str
-    test_results: dict[str, Measures]
+    test_results: dict[str, Evaluation]
 
     @property
-    def test(self) -> Measures | None:
+    def test(self) -> Evaluation | None:
         """Evaluation of the recipe's weights on the test set."""
         return self.test_results.get(self.eval_weights)
 
@@ -86,11 +85,11 @@ def train(
         clock: returns seconds, for time limits.
     """
     if out is not None and process_rank() == 0:
-        RunFolder.new(out, "").release()  # reports an unusable directory before any data is loaded
-    images = open_images(spec)
-    spec = fitted(spec, images, fixed)
-    network = make_network(spec)
-    check_objects(network, images)
+        RunDirectory.create(out, "").release()  # reports an unusable directory before any data is loaded
+    images = open_data(spec)
+    spec = adapt_to_data(spec, images, fixed)
+    network = build_network(spec)
+    check_n_objects(network, images)
     _check_settings(spec, network, images)
     console = console or ConsoleLogger(process_rank() == 0)
     if console.enabled:
@@ -98,12 +97,14 @@ def train(
             console.print(line)
     engine = Engine(spec)
     created = (
-        RunFolder.new(out, f"{_short_name(spec.model)}-{_short_name(spec.recipe.data)}") if engine.is_main else None
+        RunDirectory.create(out, f"{_short_name(spec.model)}-{_short_name(spec.recipe.data)}")
+        if engine.is_main
+        else None
     )
     path = engine.broadcast(None if created is None else str(created.path))
-    with created or RunFolder(path) as directory:
+    with created or RunDirectory(path) as directory:
         if engine.is_main:
-            directory.hold()
+            directory.lock()
             directory.write_config(spec)
         console.print(f"run directory: {directory.path}")
         return _finish(Trainer(spec, directory, engine, images, network, console, clock), figures)
@@ -125,18 +126,18 @@ def resume(
         figures: as for `train`.
         clock: as for `train`.
     """
-    with RunFolder.existing(path) as directory:
+    with RunDirectory.open(path) as directory:
         if process_rank() == 0:
-            directory.hold()
-            directory.sweep()
+            directory.lock()
+            directory.remove_staging()
         spec = change(directory.read_config())
-        checkpoint, problems = directory.newest()
+        checkpoint, problems = directory.newest_checkpoint()
         if problems and checkpoint is None:
             raise CheckpointError(f"{problems[0]}; there is no other checkpoint to resume from")
-        images = open_images(spec)
-        fitted(spec, images, frozenset({"image", "classes", "n_objects"}))  # raises if the data has changed
-        network = make_network(spec)
-        check_objects(network, images)
+        images = open_data(spec)
+        adapt_to_data(spec, images, frozenset({"image", "classes", "n_objects"}))  # raises if the data has changed
+        network = build_network(spec)
+        check_n_objects(network, images)
         _check_settings(spec, network, images)
         engine, console = Engine(spec), console or ConsoleLogger(process_rank() == 0)
         trainer = Trainer(spec, directory, engine, images, network, console, clock)
@@ -171,7 +172,7 @@ def _short_name(name: str) -> str:
     return Path(name).name if os.sep in name else name.rpartition(".")[2] or name
 
 
-def _check_settings(spec: RunSpec, network: Network, images: Images) -> None:
+def _check_settings(spec: RunSpec, network: Network, images: RunData) -> None:
     """Reject settings that contradict each other or need a package that is not installed."""
     recipe = spec.recipe
     if spec.tensorboard:
@@ -179,7 +180,7 @@ def _check_settings(spec: RunSpec, network: Network, images: Images) -> None:
     if recipe.ascents and not any(isinstance(getattr(m, "routing", None), Quadratic) for m in network.modules()):
         raise ValueError(f"--ascents {recipe.ascents} needs a model with Quadratic routing: use --routing quadratic")
     recipe.optimizer.make([torch.zeros(1)])  # raises if its hyperparameters are invalid
-    if images.held_out is None:
+    if images.val is None:
         flags = {
             "--eval-weights best": recipe.eval_weights == "best",
             "--early-stopping-patience": spec.early_stopping_patience is not None,
@@ -237,7 +238,7 @@ def _finish(trainer: Trainer, figures: bool) -> TrainResult:
     return result
 
 
-def _evaluate_test_set(trainer: Trainer) -> dict[str, Measures]:
+def _evaluate_test_set(trainer: Trainer) -> dict[str, Evaluation]:
     """Evaluate each kind of weights on the test set, once. No choice depends on these results.
 
     Results are reused if the same weights have been evaluated before: by the last evaluation of the training, if there
@@ -246,9 +247,9 @@ def _evaluate_test_set(trainer: Trainer) -> dict[str, Measures]:
     images, network, engine, step = trainer.images, trainer.network, trainer.engine, trainer.state.step
     if images.test is None:
         return {}
-    loader = make_loader(images.test, trainer.spec, images.pipeline, False, engine)
+    loader = build_loader(images.test, trainer.spec, images.pipeline, False, engine)
     current = "last" if trainer.ema is None else "ema"  # the weights that are evaluated during training
-    results: dict[str, Measures] = {}
+    results: dict[str, Evaluation] = {}
     if trainer.eval_split == "test" and trainer.last_eval is not None and trainer.last_eval[0] == step:
         results[current] = trainer.last_eval[1]
     if "last" not in results:
@@ -266,7 +267,7 @@ def _evaluate_test_set(trainer: Trainer) -> dict[str, Measures]:
     return {kind: results[kind] for kind in ("last", "ema", "best") if kind in results}
 
 
-def _evaluate(trainer: Trainer, loader: Loader) -> Measures:
+def _evaluate(trainer: Trainer, loader: Loader) -> Evaluation:
     try:
         return trainer.evaluate(loader)
     except EvaluationInterrupted:
@@ -303,24 +304,16 @@ def _results_json(trainer: Trainer, result: TrainResult) -> dict[str, Any]:
         "seed": trainer.spec.seed,
         "eval_weights": result.eval_weights,
         "best": dataclasses.asdict(trainer.state.best) if trainer.directory.best.exists() else None,
-        "test": {kind: measures_json(measures) for kind, measures in result.test_results.items()},
+        "test": {kind: evaluation.to_json() for kind, evaluation in result.test_results.items()},
         **record_header(),
         "machine": describe_machine(trainer.engine.world_size, str(trainer.engine.device)),
     }
 
 
-def measures_json(measures: Measures) -> dict[str, Any]:
-    """Return an evaluation as JSON values; ``correct`` as hexadecimal digits, see `torchcaps._core.serialize`."""
-    values = {field.name: getattr(measures, field.name) for field in dataclasses.fields(measures)}
-    if measures.correct is not None:
-        values["correct"] = pack_bits(measures.correct)
-    return {"accuracy": measures.accuracy, "interval": list(measures.interval), **values}
-
-
 def _draw(trainer: Trainer, result: TrainResult) -> None:
     """Draw the figures of a run. If that fails, the run is still complete."""
     images, network = trainer.images, trainer.network
-    loader = None if images.test is None else make_loader(images.test, trainer.spec, images.pipeline, False)
+    loader = None if images.test is None else build_loader(images.test, trainer.spec, images.pipeline, False)
     rows = trainer.metrics.rows if trainer.metrics is not None else []
     try:
         with trainer.ema.swapped_into(network) if trainer.ema is not None else contextlib.nullcontext():

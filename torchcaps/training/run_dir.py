@@ -1,4 +1,4 @@
-"""The folder of a run: what lies in it, and that one process group at a time writes there."""
+"""Directory of a run: its files, and a lock that lets one run at a time write to it."""
 
 import contextlib
 import os
@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any, Self
 
-from torchcaps._core.files import STAGING_PREFIX, move_into_place, staging_directory
+from torchcaps._core.files import STAGING_PREFIX, reason_of, write_atomic
 from torchcaps._core.optional import import_optional
 from torchcaps.training.checkpoint import Checkpoint, read_checkpoint
 from torchcaps.training.config import RunSpec
@@ -14,24 +14,27 @@ from torchcaps.training.errors import CheckpointError, RunError, RunInUseError
 
 try:
     import fcntl
-except ImportError:  # Windows: two runs in one folder are then kept apart by its being empty at the start only
+except ImportError:  # Windows has no flock; there, only the check for an empty directory keeps two runs apart
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["RunFolder"]
+__all__ = ["RunDirectory"]
 
 CONFIG = "config.yaml"
-HEADER = "# Everything that decides this run. Train again like this: torchcaps train --config {path}\n"
+HEADER = "# All settings of this run. Train with the same settings: torchcaps train --config {path}\n"
 
 
-class RunFolder:
-    """The folder of a run.
+class RunDirectory:
+    """Directory of a run. As a context manager it releases the lock on exit.
+
+    Args:
+        path: the directory.
 
     Attributes:
-        path: where it is.
-        config: the resolved configuration, ``config.yaml``, which is what makes a folder a run.
-        metrics: one row for each look at the run, ``metrics.csv``.
-        last, previous, best: checkpoints: the newest, the one before it, and the best on the images held out.
-        figures: directory of the figures.
+        config: all settings of the run, ``config.yaml``. A directory with this file is a run directory.
+        metrics: one row per evaluation, ``metrics.csv``.
+        results: results at the end of the run, ``results.json``.
+        figures: directory of figures.
+        last, previous, best: checkpoints: the newest, the one before it, and the one with the best validation result.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -47,67 +50,72 @@ class RunFolder:
         self._lock: Any = None
 
     @classmethod
-    def new(cls, path: str | os.PathLike[str] | None, name: str) -> "RunFolder":
-        """Make a folder for a new run: the one that is named, or a fresh one below ``runs``."""
+    def create(cls, path: str | os.PathLike[str] | None, name: str) -> "RunDirectory":
+        """Create the directory of a new run and lock it.
+
+        Args:
+            path: the directory, empty or missing; ``None`` creates ``runs/NAME-1``, or the next free number.
+            name: name of the run.
+        """
         try:
             if path is None:
-                return cls(_fresh(Path("runs"), name))
-            folder = cls(path)
-            folder.path.mkdir(parents=True, exist_ok=True)
-            folder.refuse_full()
-            folder.hold()
+                return cls(_create_numbered(Path("runs"), name))
+            directory = cls(path)
+            directory.path.mkdir(parents=True, exist_ok=True)
+            directory._check_empty()
+            directory.lock()
             try:
-                folder.refuse_full()  # again: another run may have been quicker
+                directory._check_empty()  # another run may have been created before the lock was taken
             except ValueError:
-                folder.release()
+                directory.release()
                 raise
         except OSError as error:
-            where = "runs" if path is None else path
-            raise RunError(f"the run's folder can't be made in {where}: {error.strerror or error}") from error
-        return folder
+            location = "runs" if path is None else path
+            raise RunError(f"the run directory can't be created in {location}: {reason_of(error)}") from error
+        return directory
 
-    def refuse_full(self) -> None:
-        """Refuse a folder for a new run that has something in it."""
+    def _check_empty(self) -> None:
+        """Raise if the directory contains a run or other files."""
         if self.config.exists():
             raise RunInUseError(
-                f"{self.path} holds a run already: go on with it by --resume {self.path}, or name another folder"
+                f"{self.path} already contains a run: resume it with --resume {self.path}, or choose another directory"
             )
         if any(entry.name != "lock" and not entry.name.startswith(STAGING_PREFIX) for entry in self.path.iterdir()):
-            raise ValueError(f"{self.path} is not empty: name a new folder for the run")
+            raise ValueError(f"{self.path} is not empty: choose a new directory for the run")
 
     @classmethod
-    def existing(cls, path: str | os.PathLike[str]) -> "RunFolder":
-        """Return the folder of a run that was begun; refuse what is none."""
-        folder = cls(path)
-        if not os.fspath(path) or not folder.path.exists():
-            raise ValueError(f"{os.fspath(path)!r} is no run: there is no such folder")
-        if folder.path.is_file() or not folder.config.exists():
-            raise ValueError(f"{path} is no run: there is no {CONFIG} in it, as in those that 'torchcaps train' makes")
-        return folder
+    def open(cls, path: str | os.PathLike[str]) -> "RunDirectory":
+        """Return an existing run directory; raise a ValueError if the path is not one."""
+        directory = cls(path)
+        if not os.fspath(path) or not directory.path.exists():
+            raise ValueError(f"{os.fspath(path)!r} is not a run directory: it does not exist")
+        if directory.path.is_file() or not directory.config.exists():
+            raise ValueError(f"{path} is not a run directory: it has no {CONFIG}, which 'torchcaps train' writes")
+        return directory
 
-    def hold(self) -> None:
-        """Keep other runs out of the folder until this process ends; refuse where one is at work there."""
+    def lock(self) -> None:
+        """Lock the directory until `release` or the end of this process; raise if another process has locked it."""
         if self._lock is not None:
             return
         try:
             lock = (self.path / "lock").open("a+")
         except OSError as error:
-            raise RunError(f"{self.path} can't be written: {error.strerror or error}") from error
+            raise RunError(f"{self.path} is not writable: {reason_of(error)}") from error
         if fcntl is not None:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 lock.seek(0)
-                owner = lock.read().strip()
+                owner = lock.read().strip() or "unknown"
                 lock.close()
-                raise RunInUseError(f"{self.path} is in use: process {owner or '?'} trains there") from None
+                raise RunInUseError(f"{self.path} is in use by another training process (PID {owner})") from None
         lock.truncate(0)
         lock.write(f"{os.getpid()}\n")
         lock.flush()
         self._lock = lock
 
     def release(self) -> None:
-        """Let others in again."""
+        """Release the lock, if this process has it."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -118,41 +126,31 @@ class RunFolder:
     def __exit__(self, *_: object) -> None:
         self.release()
 
-    def sweep(self) -> None:
-        """Remove what a killed process has left half-written."""
-        for left in [*self.path.glob(f"{STAGING_PREFIX}*"), *self.path.glob(f"*/{STAGING_PREFIX}*")]:
-            shutil.rmtree(left, ignore_errors=True)
-
-    def write_text(self, path: Path, text: str) -> None:
-        """Write a file whole or not at all."""
-        try:
-            with staging_directory(path.parent, sweep=False) as own:
-                (own / path.name).write_text(text, encoding="utf-8")
-                move_into_place(own / path.name, path)
-        except OSError as error:
-            raise RunError(f"{path} can't be written: {error.strerror or error}") from error
+    def remove_staging(self) -> None:
+        """Remove incomplete files that a killed process has left."""
+        for path in [*self.path.glob(f"{STAGING_PREFIX}*"), *self.path.glob(f"*/{STAGING_PREFIX}*")]:
+            shutil.rmtree(path, ignore_errors=True)
 
     def write_config(self, spec: RunSpec) -> None:
-        """Write what the run is, all of it resolved."""
-        text = import_optional("yaml", "a run's configuration").safe_dump(
-            spec.to_plain(), sort_keys=False, allow_unicode=True
-        )
-        self.write_text(self.config, HEADER.format(path=self.config) + text)
+        """Write all settings of the run."""
+        yaml = import_optional("yaml", "a run's configuration")
+        text = yaml.safe_dump(spec.to_plain(), sort_keys=False, allow_unicode=True)
+        write_atomic(self.config, HEADER.format(path=self.config) + text, RunError)
 
     def read_config(self) -> RunSpec:
-        """Return what the run is."""
+        """Return the settings of the run."""
         yaml = import_optional("yaml", "a run's configuration")
         try:
             values = yaml.safe_load(self.config.read_text(encoding="utf-8"))
             if not isinstance(values, dict):
-                raise ValueError("it is no list of settings")
+                raise ValueError("expected a mapping of settings")
             return RunSpec.from_plain(values)
         except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
             reason = " ".join(str(error).split())
-            raise ValueError(f"{self.config} is no configuration of a run: {reason}") from error
+            raise ValueError(f"{self.config} is not the configuration of a run: {reason}") from error
 
-    def newest(self) -> tuple[Checkpoint | None, list[str]]:
-        """Return the newest checkpoint that is whole, and what is wrong with those that are not."""
+    def newest_checkpoint(self) -> tuple[Checkpoint | None, list[str]]:
+        """Return the newest intact checkpoint, if any, and the problems of newer ones."""
         problems = []
         for path in (self.last, self.previous):
             if path.exists():
@@ -163,18 +161,18 @@ class RunFolder:
         return None, problems
 
     def set_aside(self, path: Path) -> None:
-        """Rename a broken checkpoint, so that it doesn't take the place of the good one before it."""
+        """Rename a damaged checkpoint to ``.broken``, so that it can't replace the intact one before it."""
         with contextlib.suppress(OSError):
             os.replace(path, path.with_suffix(".broken"))
 
 
-def _fresh(runs: Path, name: str) -> Path:
-    """Make a folder that nobody else has: ``runs/name-1``, or the next number."""
-    runs.mkdir(parents=True, exist_ok=True)
+def _create_numbered(parent: Path, name: str) -> Path:
+    """Create ``parent/name-N`` with the first N that does not exist; safe if several processes do this at once."""
+    parent.mkdir(parents=True, exist_ok=True)
     number = 1
     while True:
         with contextlib.suppress(FileExistsError):
-            path = runs / f"{name}-{number}"
+            path = parent / f"{name}-{number}"
             path.mkdir()
             return path
         number += 1

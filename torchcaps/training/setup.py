@@ -1,10 +1,10 @@
-"""All that a run needs, made from what was chosen: the data, the network that fits it, and checks that it does."""
+"""Objects of a run, built from its settings: data splits, preprocessing, network and loaders."""
 
 import dataclasses
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -12,103 +12,127 @@ from torchcaps._core.random import permute_indices
 from torchcaps.data import DataError, Dataset, Folder, Loader, Pipeline, create_dataset, create_pipeline
 from torchcaps.data.registry import find_spec, is_image_folder
 from torchcaps.models import Network, create_model
-from torchcaps.models.registry import find_model
 from torchcaps.training.config import RunSpec
 
 __all__ = [
-    "Images",
-    "check_objects",
-    "fitted",
-    "make_loader",
-    "make_network",
-    "open_images",
-    "open_test",
-    "some_of",
+    "RunData",
+    "adapt_to_data",
+    "build_loader",
+    "build_network",
+    "check_n_objects",
+    "limit_images",
+    "open_data",
+    "open_test_set",
 ]
 
-MANY, SOME = 500_000, 10_000  # images that are more than anybody waits for, and how many of them are tested with
+LARGE_TEST_SET, TEST_SUBSET = 500_000, 10_000  # test sets with more images are limited by default
 
 
 @dataclass(frozen=True)
-class Images:
-    """The images of a run.
+class RunData:
+    """Data of a run.
 
     Args:
-        train: what is learnt from.
-        held_out: what a checkpoint is chosen by, or ``None``.
-        test: what nothing is chosen by, or ``None`` where there is none.
-        pipeline: how they are prepared.
+        train: training set.
+        val: validation set, for early stopping and the best checkpoint; ``None`` if there is none.
+        test: test set, which no choice depends on; ``None`` if there is none.
+        pipeline: preprocessing and augmentation.
     """
 
     train: Dataset
-    held_out: Dataset | None
+    val: Dataset | None
     test: Dataset | None
     pipeline: Pipeline
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """What the network sees."""
+        """Shape of the network's input images, ``(channels, height, width)``."""
         return self.pipeline.output_shape(self.train.shape)
 
 
-def open_images(spec: RunSpec) -> Images:
-    """Open the data of a run, and hold out what a checkpoint is chosen by."""
+class Worker(Protocol):
+    """Place of a process in a distributed run."""
+
+    @property
+    def rank(self) -> int:
+        """Index of the process."""
+        ...
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the process."""
+        ...
+
+
+def open_data(spec: RunSpec) -> RunData:
+    """Open the data of a run: limit and split the training set, fit the pipeline to it, and open the test set."""
     recipe = spec.recipe
-    train = _open(recipe.data, "train", spec.data_dir, spec.data_options)
+    train = _open_split(recipe.data, "train", spec.data_dir, spec.data_options)
     if spec.max_train_images is not None:
-        train = some_of(train, spec.max_train_images)
-    own = _own_splits(recipe.data, spec)
-    held_out = None
+        train = limit_images(train, spec.max_train_images)
+    val = None
     if recipe.val_fraction:
-        train, held_out = _split(train, recipe.val_fraction, spec.seed)
-    elif "val" in own:
-        held_out = _open(recipe.data, "val", spec.data_dir, spec.data_options)
+        train, val = _split(train, recipe.val_fraction, spec.seed)
+    elif "val" in _splits(recipe.data, spec):
+        val = _open_split(recipe.data, "val", spec.data_dir, spec.data_options)
     pipeline = create_pipeline(recipe.augmentation)
     try:
         pipeline.output_shape(train.shape)
     except ValueError as error:
         raise ValueError(
-            f"the augmentation {recipe.augmentation!r} does not fit {recipe.data}: {error}; give another by "
-            "--augmentation (or none: --augmentation '')"
+            f"augmentation {recipe.augmentation!r} does not fit the images of {recipe.data}: {error}; choose another "
+            "with --augmentation, or none with --augmentation ''"
         ) from error
     if not pipeline.fitted:
         pipeline = pipeline.fit(train)
-    return Images(train, held_out, open_test(spec), pipeline)
+    return RunData(train, val, open_test_set(spec), pipeline)
 
 
-def open_test(spec: RunSpec) -> Dataset | None:
-    """Open the test images of a run: those of its test set, or of the set that it is trained on."""
+def open_test_set(spec: RunSpec) -> Dataset | None:
+    """Return the test set of a run: its ``test_data``, otherwise the test split of its training data, if any."""
     recipe = spec.recipe
     if recipe.test_data:
-        return some_of(_open(recipe.test_data, "test", spec.data_dir, spec.test_options), spec.max_test_images)
-    if "test" not in _own_splits(recipe.data, spec):
+        dataset = _open_split(recipe.test_data, "test", spec.data_dir, spec.test_options)
+    elif "test" in _splits(recipe.data, spec):
+        dataset = _open_split(recipe.data, "test", spec.data_dir, spec.data_options)
+    else:
         return None
-    return some_of(_open(recipe.data, "test", spec.data_dir, spec.data_options), spec.max_test_images)
+    return limit_images(dataset, spec.max_test_images)
 
 
-def some_of(dataset: Dataset, most: int | None) -> Dataset:
-    """Return a data set, or so many of its images: always the same ones, spread over all of it."""
-    most = most if most is not None else SOME if len(dataset) > MANY else len(dataset)
-    if len(dataset) <= most:
+def limit_images(dataset: Dataset, max_images: int | None) -> Dataset:
+    """Return a data set, or a fixed random subset of ``max_images`` if it is larger.
+
+    ``None`` means no limit for up to 500,000 images, and 10,000 for more.
+    """
+    if max_images is None:
+        max_images = TEST_SUBSET if len(dataset) > LARGE_TEST_SET else len(dataset)
+    if len(dataset) <= max_images:
         return dataset
-    places = permute_indices(torch.arange(most), len(dataset), seed=0, epoch=-1)
-    return dataset.subset(places.sort().values)
+    indices = permute_indices(torch.arange(max_images), len(dataset), seed=0, epoch=-1)
+    return dataset.subset(indices.sort().values)
 
 
-def _open(name: str, split: str, data_dir: str | None, options: dict[str, Any]) -> Dataset:
+def _open_split(name: str, split: str, data_dir: str | None, options: dict[str, Any]) -> Dataset:
     if not name:
-        raise ValueError("which data set? This model's recipe names none: give --data")
+        raise ValueError("the model's recipe has no data set: choose one with --data (see 'torchcaps data list')")
     if name == "folder" and data_dir is None:
-        raise ValueError("which images? Give their folder: torchcaps train ./my_images (a sub-folder for each class)")
-    folder = is_image_folder(name)
-    dataset = create_dataset(name, split, None if folder else data_dir, **options)
+        raise ValueError(
+            "data 'folder' needs a directory of images with one subdirectory per class: torchcaps train ./my_images"
+        )
+    dataset = create_dataset(name, split, None if is_image_folder(name) else data_dir, **options)
     if not len(dataset):
-        raise DataError(f"{dataset.name}, split {split!r}, is empty: there are no images to work with")
+        raise DataError(f"split {split!r} of {dataset.name} contains no images")
     return dataset
 
 
-def _own_splits(name: str, spec: RunSpec) -> tuple[str, ...]:
-    """Return the parts that a data set has."""
+def _splits(name: str, spec: RunSpec) -> tuple[str, ...]:
+    """Return the splits of a data set; ``"val"`` only if a directory of images has it."""
     root = name if is_image_folder(name) else spec.data_dir if name == "folder" else None
     if root is not None:
         with warnings.catch_warnings(action="ignore"):
@@ -116,77 +140,86 @@ def _own_splits(name: str, spec: RunSpec) -> tuple[str, ...]:
     return tuple(split for split in find_spec(name).splits if split != "val")
 
 
-def _split(dataset: Dataset, share: float, seed: int) -> tuple[Dataset, Dataset]:
-    """Hold out a share of the images, at random, but always the same ones for a seed."""
-    count = round(share * len(dataset))
+def _split(dataset: Dataset, fraction: float, seed: int) -> tuple[Dataset, Dataset]:
+    """Split a data set at random into training and validation set; the split depends on the seed only."""
+    count = round(fraction * len(dataset))
     if not 0 < count < len(dataset):
-        raise ValueError(f"--val-fraction {share:g} holds out {count} of {len(dataset):,} images: give another share")
+        raise ValueError(
+            f"--val-fraction {fraction:g} gives a validation set of {count} of {len(dataset):,} images: choose a "
+            "fraction that leaves images in both sets"
+        )
     order = permute_indices(torch.arange(len(dataset)), len(dataset), seed, epoch=-1)
-    chosen, rest = order[:count].sort().values, order[count:].sort().values
-    return dataset.subset(rest, split="train"), dataset.subset(chosen, split="validation")
+    val, train = order[:count].sort().values, order[count:].sort().values
+    return dataset.subset(train, split="train"), dataset.subset(val, split="validation")
 
 
-def fitted(spec: RunSpec, images: Images, chosen: frozenset[str] = frozenset()) -> RunSpec:
-    """Return the run with its model's sizes taken from the data, where the user has not chosen them.
+def adapt_to_data(spec: RunSpec, data: RunData, fixed: frozenset[str] = frozenset()) -> RunSpec:
+    """Return the run with image size, classes and number of objects of its model taken from the data.
 
     Args:
-        spec: the run.
-        images: its data.
-        chosen: fields of the model that the user has chosen: where one does not fit, this is said.
+        spec: settings of the run.
+        data: its data.
+        fixed: model fields that are not changed; a ValueError is raised if they don't match the data.
     """
-    known = {field.name for field in dataclasses.fields(find_model(spec.model).spec)}
-    data: dict[str, Any] = {"image": images.shape, "classes": images.train.n_classes}
-    if "n_objects" in known and images.train.n_objects is not None:
-        data["n_objects"] = images.train.n_objects
-    current = {name: getattr(_spec_of(spec), name) for name in data}
-    words = {"image": "images of {}", "classes": "{} classes", "n_objects": "{} objects in an image"}
-    for name, value in data.items():
-        if name in chosen and current[name] != value:
-            shown = ["x".join(map(str, v)) if isinstance(v, tuple) else str(v) for v in (current[name], value)]
-            mine, theirs = (words[name].format(v) for v in shown)
-            flag = f"--{name} {shown[1]}"
-            raise ValueError(
-                f"the model is for {mine}, and {images.train.name} has {theirs}: leave --{name} out, or {flag}"
-            )
-    changes = {name: value for name, value in data.items() if current[name] != value}
+    model = spec.model_spec()
+    sizes: dict[str, Any] = {"image": data.shape, "classes": data.train.n_classes}
+    if "n_objects" in {f.name for f in dataclasses.fields(model)} and data.train.n_objects is not None:
+        sizes["n_objects"] = data.train.n_objects
+    changes = {name: value for name, value in sizes.items() if getattr(model, name) != value}
+    for name in (name for name in changes if name in fixed):
+        current, needed = (_size_text(value) for value in (getattr(model, name), sizes[name]))
+        flag = f"--{name.replace('_', '-')}"
+        raise ValueError(
+            f"{flag} {current} does not match {data.train.name}, which has {name} {needed}: omit {flag}, or set it to "
+            f"{needed}"
+        )
     return dataclasses.replace(spec, model_options={**spec.model_options, **changes}) if changes else spec
 
 
-def _spec_of(spec: RunSpec) -> Any:
-    return dataclasses.replace(find_model(spec.model).spec, **spec.model_options)
+def _size_text(value: Any) -> str:
+    return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def make_network(spec: RunSpec) -> Network:
-    """Build the network of a run, its weights drawn from the run's seed."""
+def build_network(spec: RunSpec) -> Network:
+    """Build the network of a run; its initial weights depend on the run's seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(spec.seed)
         return create_model(spec.model, recipe=spec.recipe, **spec.model_options)
 
 
-def check_objects(model: Network, images: Images) -> None:
-    """Refuse data with more or fewer objects in an image than the model is for."""
-    theirs = images.train.n_objects
-    if model.n_objects != theirs:
-        words = {None: "any number of objects", 1: "one object"}
-        mine, found = (words.get(n, f"{n} objects") for n in (model.n_objects, theirs))
+def check_n_objects(model: Network, data: RunData) -> None:
+    """Raise a ValueError if the number of objects per image of model and data differ."""
+    if model.n_objects != data.train.n_objects:
+        texts = {None: "any number of objects", 1: "one object"}
+        expected, got = (texts.get(n, f"{n} objects") for n in (model.n_objects, data.train.n_objects))
         raise ValueError(
-            f"{model.name} is for {mine} in an image, and {images.train.name} has {found}: "
-            "'torchcaps list' shows the models and their data"
+            f"{model.name} expects {expected} per image, {data.train.name} has {got}: choose another model or data set "
+            "(see 'torchcaps list')"
         )
 
 
-def make_loader(dataset: Dataset, spec: RunSpec, pipeline: Pipeline, train: bool, place: Any = None) -> Loader:
-    """Make the loader of a data set: for the whole, or for one process of several."""
-    rank, world, device = (place.rank, place.world_size, place.device) if place is not None else (0, 1, "cpu")
-    size = min(spec.recipe.batch_size, len(dataset)) if train else spec.recipe.batch_size
+def build_loader(
+    dataset: Dataset, spec: RunSpec, pipeline: Pipeline, train: bool, worker: Worker | None = None
+) -> Loader:
+    """Return the loader of a data set.
+
+    Args:
+        dataset: the data set.
+        spec: settings of the run.
+        pipeline: preprocessing and augmentation.
+        train: shuffle and augment.
+        worker: the process, if several share each batch; default: one process on the CPU.
+    """
+    rank, world_size, device = (0, 1, "cpu") if worker is None else (worker.rank, worker.world_size, worker.device)
+    batch_size = min(spec.recipe.batch_size, len(dataset)) if train else spec.recipe.batch_size
     return Loader(
         dataset,
-        max(size, world),
+        max(batch_size, world_size),
         pipeline=pipeline,
         train=train,
         seed=spec.seed,
         num_workers=spec.num_workers,
         device=device,
         rank=rank,
-        world_size=world,
+        world_size=world_size,
     )

@@ -20,11 +20,11 @@ from torchcaps.training.config import RunSpec
 from torchcaps.training.distributed import Engine, StopSignal, translate_peer_errors
 from torchcaps.training.ema import EMA
 from torchcaps.training.errors import CheckpointError, DivergenceError, RunInterrupted
-from torchcaps.training.evaluation import Measures, Tally, evaluate, loss_of
+from torchcaps.training.evaluation import Evaluation, RunningEvaluation, batch_loss, evaluate
 from torchcaps.training.logging import ConsoleLogger, MetricsLog
 from torchcaps.training.nonfinite import check_weights, diagnose_step
-from torchcaps.training.run_dir import RunFolder
-from torchcaps.training.setup import Images, make_loader
+from torchcaps.training.run_dir import RunDirectory
+from torchcaps.training.setup import RunData, build_loader
 from torchcaps.training.state import BestResult, StopReason, TrainState
 from torchcaps.training.stopping import Timer, find_stop_reason, needs_total_steps, total_steps
 
@@ -50,9 +50,9 @@ class Trainer:
     def __init__(
         self,
         spec: RunSpec,
-        directory: RunFolder,
+        directory: RunDirectory,
         engine: Engine,
-        images: Images,
+        images: RunData,
         network: Network,
         console: ConsoleLogger,
         clock: Callable[[], float] = time.monotonic,
@@ -60,18 +60,20 @@ class Trainer:
         self.spec, self.recipe, self.directory, self.engine = spec, spec.recipe, directory, engine
         self.images, self.network, self.console, self.clock = images, network, console, clock
         self.state, self.timer = TrainState(), Timer(clock)
-        self.loader = make_loader(images.train, spec, images.pipeline, True, engine)
+        self.loader = build_loader(images.train, spec, images.pipeline, True, engine)
         self.batches_per_epoch = -(-len(images.train) // self.loader.batch_size)
         self.eval_interval = spec.eval_interval_steps or min(EVAL_INTERVAL_STEPS, self.batches_per_epoch)
-        self.eval_split = "val" if images.held_out is not None else "test"
-        eval_set = images.held_out if images.held_out is not None else images.test
-        self.eval_loader = make_loader(eval_set, spec, images.pipeline, False, engine) if eval_set is not None else None
-        self.last_eval: tuple[int, Measures] | None = None  # the step and the result
+        self.eval_split = "val" if images.val is not None else "test"
+        eval_set = images.val if images.val is not None else images.test
+        self.eval_loader = (
+            build_loader(eval_set, spec, images.pipeline, False, engine) if eval_set is not None else None
+        )
+        self.last_eval: tuple[int, Evaluation] | None = None  # the step and the result
         self.loss = network.loss()
         network.to(engine.device)
         self.model, self.optimizer = engine.setup(network, self.recipe.optimizer.make(network.parameters()))
         self.ema = EMA(network, spec.ema_decay) if self.recipe.eval_weights == "ema" else None
-        self.tally = Tally(network)
+        self.train_metrics = RunningEvaluation(network)
         self.metrics: MetricsLog | None = None  # on rank 0, while training
         self.stop_signal = StopSignal()  # active while entered, see training/run.py
         means = [step.mean for step in images.pipeline.transforms(False) if isinstance(step, SubtractMeanImage)]
@@ -110,7 +112,7 @@ class Trainer:
         if self.state.planned_minutes != (self.spec.max_minutes or 0.0):
             self.state.planned_steps = 0  # the limit has changed: estimate again
         if self.state.counts and self.engine.is_main:  # the sum over all processes
-            self.tally.restore(self.state.counts)
+            self.train_metrics.restore(self.state.counts)
 
     def train(self) -> TrainState:
         """Train until a stop criterion is met; raise `RunInterrupted` after a signal."""
@@ -130,12 +132,12 @@ class Trainer:
                             break
                     self._train_step(next(batches, None))
                     self._plan_steps()
-                    self.console.on_step(state.step, self.epoch, self.total_steps, self.tally)
+                    self.console.on_step(state.step, self.epoch, self.total_steps, self.train_metrics)
                     self._save_or_stop_if_due()
                 self._end_epoch()
         return state
 
-    def evaluate(self, loader: Loader) -> Measures:
+    def evaluate(self, loader: Loader) -> Evaluation:
         """Evaluate the current weights, on all processes together."""
         # Not through the DDP wrapper, which would wait for processes that have no images left.
         with self.engine.fabric.autocast():
@@ -167,17 +169,17 @@ class Trainer:
             for micro_batch, is_last in _split(batch, self.spec.micro_batches):
                 with self.engine.fabric.no_backward_sync(self.model, enabled=not is_last):
                     output = self.model(micro_batch.images, micro_batch.labels)
-                    loss = loss_of(self.loss, output, micro_batch, state.step)
+                    loss = batch_loss(self.loss, output, micro_batch, state.step)
                     # DDP averages over processes; every image must have equal weight.
                     fraction = weight * len(micro_batch.labels) * self.engine.world_size / n_images
                     self.engine.fabric.backward(loss * fraction)
                 if weight:
-                    self.tally.add(output.scores, micro_batch.labels, float(loss.detach()))
+                    self.train_metrics.update(output.scores, micro_batch.labels, float(loss.detach()))
         except ValueError as error:
             self._diagnose(batch, seed, error)
             raise
         state.grad_norm = self._clip_gradients()
-        if not (abs(state.grad_norm) < float("inf") and torch.isfinite(self.tally.loss)):
+        if not (abs(state.grad_norm) < float("inf") and torch.isfinite(self.train_metrics.loss)):
             self._diagnose(batch, seed)
         self.optimizer.step()
         for _ in range(self.recipe.ascents):
@@ -274,7 +276,7 @@ class Trainer:
         """Write a row of metrics, after an evaluation if asked for; update the best checkpoint."""
         self._check_weights()
         state = self.state
-        train = self.tally.measures(self.engine.all_reduce_sum)
+        train = self.train_metrics.compute(self.engine.all_reduce_sum)
         result = None
         if evaluate and self.eval_loader is not None:
             try:
@@ -300,7 +302,7 @@ class Trainer:
         if self.metrics is not None:
             self.metrics.write(**row)
         self.console.on_metrics(row, self.recipe.epochs)
-        self.tally, state.logged_step = Tally(self.network), state.step
+        self.train_metrics, state.logged_step = RunningEvaluation(self.network), state.step
 
     def _eval_weights(self) -> contextlib.AbstractContextManager[None]:
         return self.ema.swapped_into(self.network) if self.ema is not None else contextlib.nullcontext()
@@ -311,7 +313,7 @@ class Trainer:
         if self.stop_signal.signal and self.engine.world_size == 1:
             raise EvaluationInterrupted
 
-    def _update_best(self, result: Measures) -> None:
+    def _update_best(self, result: Evaluation) -> None:
         state = self.state
         if state.best.is_worse_than(result.accuracy, result.loss):
             state.best = BestResult(result.accuracy, result.loss, state.step, self.epoch)
@@ -325,10 +327,10 @@ class Trainer:
     def _save(self) -> None:
         """Save a checkpoint; a collective operation of all processes."""
         self._check_weights()
-        reduced = Tally(self.network)
-        reduced.counts = self.engine.all_reduce_sum(self.tally.counts)
-        reduced.loss = self.engine.all_reduce_sum(self.tally.loss)
-        self.state.counts, self.state.seconds = reduced.plain(), self.timer.seconds
+        reduced = RunningEvaluation(self.network)
+        reduced.counts = self.engine.all_reduce_sum(self.train_metrics.counts)
+        reduced.loss = self.engine.all_reduce_sum(self.train_metrics.loss)
+        self.state.counts, self.state.seconds = reduced.to_plain(), self.timer.seconds
         if self.engine.is_main:
             optimizer = self.optimizer.optimizer
             self.checkpoints.save_last(self.state, self._precision_state(), self.network, optimizer, self.ema)

@@ -13,14 +13,14 @@ from torchcaps.reproduce.runner import MeasurementContext
 from torchcaps.reproduce.schema import Measurement
 from torchcaps.reproduce.statistics import Results
 from torchcaps.routing import Quadratic
-from torchcaps.training import Trained
+from torchcaps.training import TrainedRun
 
 __all__ = ["draw_class_coefficients", "measure_class_coefficients", "measure_coefficient_signs", "routing_coefficients"]
 
 NEAR_ZERO = 0.01  # relative to the mean magnitude
 
 
-def routing_coefficients(net: Trained) -> Tensor:
+def routing_coefficients(net: TrainedRun) -> Tensor:
     """Return the coefficients of the layer with quadratic-program routing.
 
     Shapes:
@@ -34,7 +34,7 @@ def routing_coefficients(net: Trained) -> Tensor:
     return values.reshape(-1, values.shape[-1])
 
 
-def measure_coefficient_signs(context: MeasurementContext, net: Trained) -> dict[str, Any]:
+def measure_coefficient_signs(context: MeasurementContext, net: TrainedRun) -> dict[str, Any]:
     """Measure the percentage of routing coefficients that are negative, and that are near zero."""
     values = routing_coefficients(net)
     magnitude = values.abs().mean()
@@ -47,7 +47,7 @@ def measure_coefficient_signs(context: MeasurementContext, net: Trained) -> dict
 
 
 def measure_class_coefficients(
-    context: MeasurementContext, net: Trained, dynamic: Trained, n_images: int = 10_000
+    context: MeasurementContext, net: TrainedRun, dynamic: TrainedRun, n_images: int = 10_000
 ) -> dict[str, Any]:
     """Measure the magnitude of each class's routing coefficients and the recall of the class.
 
@@ -81,7 +81,7 @@ def measure_class_coefficients(
     }
 
 
-def _recalls(context: MeasurementContext, net: Trained, n_images: int) -> tuple[Tensor, Tensor]:
+def _recalls(context: MeasurementContext, net: TrainedRun, n_images: int) -> tuple[Tensor, Tensor]:
     """Return the recall and the number of test images of each class, both ``[classes]``."""
     batch = context.test_batch(net, n_images)
     correct, _ = evaluate_predictions(net.model, batch.images, batch.labels, progress=context.progress)

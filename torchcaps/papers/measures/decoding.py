@@ -14,7 +14,7 @@ from torchcaps.analysis.segmentation import Segmentation, draw_segmentation, int
 from torchcaps.reproduce.runner import MeasurementContext, first_of_each_class
 from torchcaps.reproduce.schema import Measurement
 from torchcaps.reproduce.statistics import Results, mean_with_interval
-from torchcaps.training import Trained
+from torchcaps.training import TrainedRun
 
 __all__ = [
     "draw_foreign_decoder",
@@ -29,7 +29,7 @@ __all__ = [
 
 
 def measure_reconstruction(
-    context: MeasurementContext, net: Trained, n_images: int = 10_000, n_shown: int = 10
+    context: MeasurementContext, net: TrainedRun, n_images: int = 10_000, n_shown: int = 10
 ) -> dict[str, Any]:
     """Measure the reconstruction error of test images, decoded by label and by prediction.
 
@@ -68,7 +68,7 @@ def draw_measured_reconstruction(measurement: Measurement, results: Results, out
 
 
 def measure_perturbation(
-    context: MeasurementContext, net: Trained, n_classes: int = 10, shown: int = 4
+    context: MeasurementContext, net: TrainedRun, n_classes: int = 10, shown: int = 4
 ) -> dict[str, Any]:
     """Measure the effect of perturbing each dimension of the labelled capsule on the reconstruction.
 
@@ -108,7 +108,7 @@ def draw_measured_perturbation(
 
 
 def measure_segmentation(
-    context: MeasurementContext, net: Trained, n_images: int = 10_000, n_shown: int = 8
+    context: MeasurementContext, net: TrainedRun, n_images: int = 10_000, n_shown: int = 8
 ) -> dict[str, Any]:
     """Measure how well the reconstructions of two overlapping digits separate them (intersection over union, %)."""
     batch = context.test_batch(net, n_images)
@@ -153,7 +153,7 @@ def draw_measured_segmentation(measurement: Measurement, results: Results, out: 
 
 
 def measure_foreign_decoder(
-    context: MeasurementContext, own: Trained, net: Trained, n_images: int = 2_000, n_shown: int = 8
+    context: MeasurementContext, own: TrainedRun, net: TrainedRun, n_images: int = 2_000, n_shown: int = 8
 ) -> dict[str, Any]:
     """Decode the class capsules of one network with the decoder of another (Yang 2021, figure 2).
 

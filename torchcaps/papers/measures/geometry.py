@@ -16,7 +16,7 @@ from torchcaps.reproduce.runner import MeasurementContext
 from torchcaps.reproduce.schema import Measurement
 from torchcaps.reproduce.statistics import NORMAL_QUANTILE, Results
 from torchcaps.reproduce.store import MeasurementCheckpoint
-from torchcaps.training import Trained
+from torchcaps.training import TrainedRun
 
 __all__ = [
     "TRANSFORMS",
@@ -35,7 +35,7 @@ TRANSFORMS = ("Rot+", "x+", "y+", "Rot-", "x-", "y-")  # columns of Choi 2019, t
 
 
 def measure_alignment_ratios(
-    context: MeasurementContext, net: Trained, n_images: int = 10_000, before_tanh: bool = False
+    context: MeasurementContext, net: TrainedRun, n_images: int = 10_000, before_tanh: bool = False
 ) -> dict[str, Any]:
     """Measure the alignment ratio (Choi 2019, eq. 15) by class and transform, and the cosines between the directions of
     opposite transforms.
@@ -84,7 +84,7 @@ def draw_cosine_histogram(measurement: Measurement, results: Results, out: Path)
         draw_cosines(result_from_dict(Alignment, numbers), out, results.title)
 
 
-def measure_capsule_paths(context: MeasurementContext, net: Trained, n_images: int = 500) -> dict[str, Any]:
+def measure_capsule_paths(context: MeasurementContext, net: TrainedRun, n_images: int = 500) -> dict[str, Any]:
     """Find two images whose capsules illustrate cosines of -1 and 1 between opposite transforms."""
     batch = context.test_batch(net, n_images)
     return result_to_dict(find_trajectories(net.model, batch.images, batch.labels, progress=context.progress))
@@ -98,7 +98,7 @@ def draw_capsule_paths(measurement: Measurement, results: Results, out: Path) ->
 
 
 def measure_logit_changes(
-    context: MeasurementContext, net: Trained, n_images: int = 1_000, iterations: int = 6
+    context: MeasurementContext, net: TrainedRun, n_images: int = 1_000, iterations: int = 6
 ) -> dict[str, Any]:
     """Measure the mean change of routing logits and couplings per iteration, before and after training."""
     batch = context.test_batch(net, n_images)
@@ -124,7 +124,7 @@ def draw_logit_changes(measurement: Measurement, results: Results, out: Path) ->
 
 
 def measure_affine_robustness(
-    context: MeasurementContext, net: Trained, n_images: int = 10_000, n_affine: int | None = None, n_sweep: int = 1_000
+    context: MeasurementContext, net: TrainedRun, n_images: int = 10_000, n_affine: int | None = None, n_sweep: int = 1_000
 ) -> dict[str, Any]:
     """Measure the test accuracy on the training distribution (digits at random positions), on affinely transformed
     digits, and under a sweep of single transforms.

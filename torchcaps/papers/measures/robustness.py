@@ -18,7 +18,7 @@ from torchcaps.reproduce.runner import MeasurementContext
 from torchcaps.reproduce.schema import Measurement
 from torchcaps.reproduce.statistics import Results
 from torchcaps.reproduce.store import MeasurementCheckpoint
-from torchcaps.training import Trained
+from torchcaps.training import TrainedRun
 from torchcaps.training.errors import RunError
 
 __all__ = [
@@ -35,14 +35,14 @@ __all__ = [
 GAN_FILE = "gan.pt"
 
 
-def _white_value(net: Trained) -> float:
+def _white_value(net: TrainedRun) -> float:
     """Return the value of a white pixel after preprocessing: 1, or 255/256 if bytes are divided by 256 (Chen 2019)."""
     (pixels,) = (step for step in net.pipeline.transforms(False) if isinstance(step, ScalePixels))
     return 255 / pixels.scale
 
 
 def measure_black_box(
-    context: MeasurementContext, source: Trained, net: Trained, n_images: int = 10_000, eps: int = 8
+    context: MeasurementContext, source: TrainedRun, net: TrainedRun, n_images: int = 10_000, eps: int = 8
 ) -> dict[str, Any]:
     """Measure the accuracy under FGSM: with the gradients of another network (black box) and its own (white box).
 
@@ -80,7 +80,7 @@ def draw_black_box(measurements: Mapping[str, Measurement], results: Results, ou
 
 def measure_white_box(
     context: MeasurementContext,
-    net: Trained,
+    net: TrainedRun,
     eps: int = 32,
     iterations: int = 1_000,
     interval: int = 50,
@@ -211,7 +211,7 @@ def measure_gan_images(
     return {"n": 10 * images_per_class, "epochs": epochs, **shown}
 
 
-def measure_gan_errors(context: MeasurementContext, **nets: Trained) -> dict[str, Any]:
+def measure_gan_errors(context: MeasurementContext, **nets: TrainedRun) -> dict[str, Any]:
     """Measure the errors of networks, trained on real digits, on the images that the GAN generated after each epoch."""
     epochs = context.dependencies["gan"]["epochs"]
     path = context.directory.parent / f"chen2019-gan-seed{context.seed}" / GAN_FILE

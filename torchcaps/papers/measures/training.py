@@ -15,8 +15,8 @@ from torchcaps.reproduce.schema import Measurement
 from torchcaps.reproduce.statistics import Results
 from torchcaps.reproduce.store import MeasurementCheckpoint
 from torchcaps.routing import Dynamic, Quadratic, Routing
-from torchcaps.training import Trained
-from torchcaps.training.inference import measure as evaluate_ensemble
+from torchcaps.training import TrainedRun
+from torchcaps.training.inference import evaluate_runs as evaluate_ensemble
 
 __all__ = ["curves", "draw_curves", "draw_early_training", "measure_early_training", "measure_ensemble"]
 
@@ -24,7 +24,7 @@ ROUTING_NAMES = {"dynamic": "dynamic", "l2": "quadratic, L2", "l1": "quadratic, 
 
 
 def measure_ensemble(
-    context: MeasurementContext, nets: list[Trained], data: str, n_images: int | None = None
+    context: MeasurementContext, nets: list[TrainedRun], data: str, n_images: int | None = None
 ) -> dict[str, Any]:
     """Measure the test accuracy of an ensemble, whose scores are the sums of its members' scores."""
     dataset = context.dataset(data, n=n_images, **nets[0].spec.data_options)

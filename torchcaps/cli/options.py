@@ -1,0 +1,74 @@
+"""Flags shared by the commands that use trained runs: weights, CPU threads, and the images to use."""
+
+import dataclasses
+from typing import Any, Literal
+
+import torch
+
+from torchcaps.cli.parser import CommandLine, Parser, annotation_of, field_help, flag_of
+from torchcaps.data import Dataset
+from torchcaps.data.registry import create_dataset, find_spec, is_image_folder
+from torchcaps.training.inference import TrainedRun
+from torchcaps.training.setup import open_test_set
+
+__all__ = ["add_data_flags", "add_run_flags", "check_positive", "open_dataset", "set_num_threads"]
+
+
+def add_run_flags(parser: Parser) -> None:
+    """Add ``--weights``, ``--num-threads`` and ``--json``."""
+    weights = Literal["last", "best", "ema"] | None
+    parser.add_argument("--weights", type=weights, help="weights to load (default: eval_weights of the run's recipe)")
+    parser.add_argument("--num-threads", type=int | None, help="number of CPU threads (default: one per core)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def add_data_flags(parser: Parser, line: CommandLine) -> None:
+    """Add ``--data``, ``--split`` and ``--data-dir``, and the fields of the data set that the command line names."""
+    text = "other data set than the run's: name (see 'torchcaps data list'), directory of images, or import path"
+    parser.add_argument("--data", type=str | None, help=text)
+    parser.add_argument("--split", type=str, default="test", help="split of the data set")
+    text = "directory of downloaded data sets (default: that of the run, otherwise TORCHCAPS_DATA)"
+    parser.add_argument("--data-dir", type=str | None, help=text)
+    name = line.get("--data")
+    spec = None if name is None else find_spec("folder" if is_image_folder(name) else name)
+    for field in dataclasses.fields(spec) if spec is not None else ():
+        text = f"{field_help(type(spec), field.name)} (default: {getattr(spec, field.name)})"
+        flag, dest = f"--data.{flag_of(field.name)[2:]}", f"data_options.{field.name}"
+        parser.add_argument(flag, dest=dest, type=annotation_of(spec, field.name) | None, help=text)
+
+
+def check_positive(parser: Parser, options: Any, *names: str) -> None:
+    """Exit if an option is given and below 1."""
+    for name in names:
+        if options[name] is not None and options[name] < 1:
+            parser.error(f"{flag_of(name)} must be at least 1, got {options[name]}")
+
+
+def set_num_threads(options: Any) -> None:
+    """Set the number of CPU threads to ``--num-threads``, if given."""
+    if options.num_threads is not None:
+        torch.set_num_threads(options.num_threads)
+
+
+def open_dataset(run: TrainedRun, options: Any, split: str | None = None) -> Dataset:
+    """Return the data set of ``--data`` and ``--split``; by default the test set of a run.
+
+    Args:
+        run: the trained run.
+        options: parsed flags of `add_data_flags`.
+        split: overrides ``--split``.
+    """
+    spec = run.spec
+    split = split or options.split
+    if options.data_dir is not None:
+        spec = dataclasses.replace(spec, data_dir=options.data_dir)
+    if options.data is None and split == "test":
+        dataset = open_test_set(spec)
+        if dataset is None:
+            raise ValueError(f"{run.path} has no test set: choose a data set with --data")
+        return dataset
+    fields = dict(spec.data_options)
+    if options.data is not None:
+        fields = {k: v for k, v in dict(options.get("data_options") or {}).items() if v is not None}
+    name = options.data or spec.recipe.data
+    return create_dataset(name, str(split), None if is_image_folder(name) else spec.data_dir, **fields)
