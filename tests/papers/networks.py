@@ -59,7 +59,9 @@ class PoseLayers(nn.Module):
         return Capsules(poses)
 
 
-def network_with_outputs(name: str, images: Tensor, outputs: Tensor, augmentation: str = "", **changes: Any) -> TrainedRun:
+def network_with_outputs(
+    name: str, images: Tensor, outputs: Tensor, augmentation: str = "", **changes: Any
+) -> TrainedRun:
     """Return a network with prescribed scores ``[B, classes]``, or class capsules ``[B, classes, D]``."""
     model: Any = narrow(name, image=tuple(images.shape[1:]), **changes)
     model.front = nn.Sequential(NearestOutput(images, outputs))

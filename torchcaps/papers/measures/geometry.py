@@ -124,7 +124,11 @@ def draw_logit_changes(measurement: Measurement, results: Results, out: Path) ->
 
 
 def measure_affine_robustness(
-    context: MeasurementContext, net: TrainedRun, n_images: int = 10_000, n_affine: int | None = None, n_sweep: int = 1_000
+    context: MeasurementContext,
+    net: TrainedRun,
+    n_images: int = 10_000,
+    n_affine: int | None = None,
+    n_sweep: int = 1_000,
 ) -> dict[str, Any]:
     """Measure the test accuracy on the training distribution (digits at random positions), on affinely transformed
     digits, and under a sweep of single transforms.
