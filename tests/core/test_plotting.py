@@ -3,8 +3,9 @@
 from pathlib import Path
 
 import pytest
+import torch
 
-from torchcaps._core.plotting import new_figure, save_figure
+from torchcaps._core.plotting import as_rgb, new_figure, overlay_two_colors, save_figure
 
 
 @pytest.mark.parametrize("suffix", [".svg", ".png", ".pdf"])
@@ -19,3 +20,34 @@ def test_figure_files_are_reproducible(tmp_path: Path, suffix: str) -> None:
         save_figure(figure, tmp_path / f"{name}{suffix}")
         files.append((tmp_path / f"{name}{suffix}").read_bytes())
     assert files[0] == files[1]
+
+
+def test_as_rgb_repeats_grey_and_joins_stereo_pairs() -> None:
+    grey = torch.tensor([[[0, 255]]], dtype=torch.uint8)
+    torch.testing.assert_close(as_rgb(grey), torch.tensor([[[0.0, 1.0]]]).expand(3, 1, 2))
+    stereo = torch.tensor([[[0.0]], [[1.0]]])
+    torch.testing.assert_close(as_rgb(stereo)[0], torch.tensor([[0.0, 1.0]]))
+    color = torch.rand(3, 2, 2)
+    torch.testing.assert_close(as_rgb(color), color)
+
+
+def test_as_rgb_rescales_values_outside_0_1() -> None:
+    image = as_rgb(torch.tensor([[[-2.0, 0.0, 2.0]]]))
+    torch.testing.assert_close(image[0, 0], torch.tensor([0.0, 0.5, 1.0]))
+
+
+def test_overlay_shows_both_images() -> None:
+    first, second = torch.tensor([[[1.0, 0.0, 1.0]]]), torch.tensor([[[0.0, 1.0, 1.0]]])
+    overlay = overlay_two_colors(first, second)[:, 0]
+    assert overlay.shape == (3, 3)
+    red, blue = overlay[0], overlay[2]
+    assert float(red[0]) > float(blue[0])  # orange
+    assert float(red[1]) < float(blue[1])  # blue
+    assert float(overlay.max()) <= 1
+    torch.testing.assert_close(overlay_two_colors((255 * first).byte(), (255 * second).byte())[:, 0], overlay)
+
+
+def test_unwritable_figure_raises_the_given_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(KeyError, match=r"figure\.png"):
+        save_figure(new_figure(1, 1), tmp_path / "file" / "figure.png", KeyError)

@@ -1,0 +1,34 @@
+import sys
+from pathlib import Path
+
+import pytest
+
+from torchcaps._core.optional import MissingExtraError, import_optional
+
+
+def test_installed_module_is_imported() -> None:
+    assert import_optional("json.decoder", "a test") is sys.modules["json.decoder"]
+
+
+@pytest.mark.parametrize(
+    ("module", "extra"),
+    [("rich.progress", "data"), ("tensorboard", "tensorboard"), ("lightning.fabric", "train"), ("unknown", "train")],
+)
+def test_missing_package_names_its_extra(module: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = module.partition(".")[0]
+    monkeypatch.setitem(sys.modules, package, None)  # import raises ModuleNotFoundError
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(MissingExtraError) as raised:
+        import_optional(module, "drawing")
+    for text in ("drawing", package, f"torchcaps[{extra}]"):
+        assert text in str(raised.value)
+
+
+def test_import_error_inside_an_installed_package_is_not_hidden(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_package.py").write_text("import module_that_does_not_exist")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError) as raised:
+        import_optional("broken_package", "a test")
+    assert raised.value.name == "module_that_does_not_exist"

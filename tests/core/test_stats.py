@@ -1,0 +1,17 @@
+import pytest
+
+from torchcaps._core.stats import wilson_interval
+
+
+@pytest.mark.parametrize(
+    ("n_correct", "n", "low", "high"),
+    [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0, 0.1611), (1, 29, 0.0061, 0.1718)],
+)
+def test_wilson_interval_equals_published_values(n_correct: int, n: int, low: float, high: float) -> None:
+    """Newcombe 1998, table I."""
+    assert wilson_interval(n_correct, n) == pytest.approx((low, high), abs=1e-4)
+
+
+def test_wilson_interval_ends() -> None:
+    assert wilson_interval(20, 20)[1] == 1
+    assert wilson_interval(0, 0) == (0, 1)
