@@ -1,4 +1,4 @@
-"""Images turned, scaled, sheared and shifted, and what a model makes of them."""
+"""Affine transformations of images, and the accuracy under them."""
 
 from pathlib import Path
 from typing import Any
@@ -11,14 +11,14 @@ from tests.models.narrow import batch, narrow
 from tests.tolerances import SAME, relative_rms
 from torchcaps.analysis.affine import (
     AMOUNTS,
-    KINDS,
+    TRANSFORMATIONS,
     affine_sweep,
     draw_affine,
-    rotated,
-    scaled,
-    sheared,
-    shifted,
-    transformed,
+    rotate,
+    scale,
+    shear,
+    shift,
+    transform,
 )
 from torchcaps.metrics import wilson_interval
 from torchcaps.models import Network
@@ -26,23 +26,23 @@ from torchcaps.models import Network
 NEAR = SAME[torch.float32]
 
 
-class Quarters(nn.Module):
-    """Logits that are the ink at the top, left, bottom and right of an image: classes 0 to 3, counter-clockwise."""
+class EdgeSums(nn.Module):
+    """Logits: sums of the pixels at the top, left, bottom and right, classes 0 to 3, counter-clockwise."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.nothing = nn.Parameter(torch.zeros(()))
+        self.offset = nn.Parameter(torch.zeros(()))
 
     def forward(self, images: Tensor) -> Tensor:
-        ink = images[:, 0]
-        sides = ink[:, :9], ink[:, :, :9], ink[:, -9:], ink[:, :, -9:]
-        return torch.stack([side.sum((1, 2)) for side in sides], dim=1) + self.nothing
+        pixels = images[:, 0]
+        sides = pixels[:, :9], pixels[:, :, :9], pixels[:, -9:], pixels[:, :, -9:]
+        return torch.stack([side.sum((1, 2)) for side in sides], dim=1) + self.offset
 
 
-def looker() -> Network:
-    """A model that classifies by where the ink is."""
+def edge_classifier() -> Network:
+    """A model that predicts the brightest edge of the image."""
     model = narrow("sabour2017_cnn_mnist", classes=4)
-    model.front = nn.Sequential(Quarters())
+    model.front = nn.Sequential(EdgeSums())
     return model
 
 
@@ -54,76 +54,76 @@ def dots() -> tuple[Tensor, Tensor]:
     return images, torch.arange(4)
 
 
-def test_images_turn_counter_clockwise() -> None:
+def test_rotation_is_counter_clockwise() -> None:
     image = torch.arange(16.0).view(1, 1, 4, 4)
-    # By hand: a quarter turn brings the right-hand column to the top.
+    # A quarter turn brings the right column to the top.
     expected = torch.tensor([[3.0, 7, 11, 15], [2, 6, 10, 14], [1, 5, 9, 13], [0, 4, 8, 12]])
-    assert relative_rms(rotated(image, 90)[0, 0], expected) < NEAR
-    assert relative_rms(rotated(image, -90)[0, 0], expected.flip(0, 1)) < NEAR
+    assert relative_rms(rotate(image, 90)[0, 0], expected) < NEAR
+    assert relative_rms(rotate(image, -90)[0, 0], expected.flip(0, 1)) < NEAR
 
 
-def test_images_shift_right_and_down_with_zeros_coming_in() -> None:
+def test_shift_moves_right_and_down_and_pads_with_zeros() -> None:
     image = torch.arange(1.0, 10).view(1, 1, 3, 3)
-    assert torch.equal(shifted(image, right=1)[0, 0], torch.tensor([[0.0, 1, 2], [0, 4, 5], [0, 7, 8]]))
-    assert torch.equal(shifted(image, down=2)[0, 0], torch.tensor([[0.0, 0, 0], [0, 0, 0], [1, 2, 3]]))
-    assert torch.equal(shifted(image, -2, -1)[0, 0], torch.tensor([[6.0, 0, 0], [9, 0, 0], [0, 0, 0]]))
-    assert torch.equal(shifted(image, right=7), torch.zeros(1, 1, 3, 3))
-    assert torch.equal(transformed(image, "shift", 1), shifted(image, 1, 1))
-    assert torch.equal(transformed(image, "shift_x", 1), shifted(image, right=1))
-    assert torch.equal(transformed(image, "shift_y", 1), shifted(image, down=1))
+    assert torch.equal(shift(image, right=1)[0, 0], torch.tensor([[0.0, 1, 2], [0, 4, 5], [0, 7, 8]]))
+    assert torch.equal(shift(image, down=2)[0, 0], torch.tensor([[0.0, 0, 0], [0, 0, 0], [1, 2, 3]]))
+    assert torch.equal(shift(image, -2, -1)[0, 0], torch.tensor([[6.0, 0, 0], [9, 0, 0], [0, 0, 0]]))
+    assert torch.equal(shift(image, right=7), torch.zeros(1, 1, 3, 3))
+    assert torch.equal(transform(image, "shift", 1), shift(image, 1, 1))
+    assert torch.equal(transform(image, "shift_x", 1), shift(image, right=1))
+    assert torch.equal(transform(image, "shift_y", 1), shift(image, down=1))
 
 
-def test_half_a_pixel_is_the_mean_of_two() -> None:
+def test_shift_by_half_a_pixel_averages_two_pixels() -> None:
     image = torch.tensor([[2.0, 4, 8]]).view(1, 1, 1, 3)
-    assert relative_rms(shifted(image, right=0.5), torch.tensor([[1.0, 3, 6]]).view(1, 1, 1, 3)) < NEAR
+    assert relative_rms(shift(image, right=0.5), torch.tensor([[1.0, 3, 6]]).view(1, 1, 1, 3)) < NEAR
 
 
-def test_a_shear_moves_what_is_below_to_the_right() -> None:
+def test_shear_moves_lower_rows_to_the_right() -> None:
     column = torch.zeros(1, 1, 5, 5)
     column[..., 2] = 1
-    assert relative_rms(sheared(column, 1.0)[0, 0], torch.eye(5)) < NEAR
+    assert relative_rms(shear(column, 1.0)[0, 0], torch.eye(5)) < NEAR
 
 
-def test_a_scale_of_two_doubles_distances_from_the_middle() -> None:
+def test_scale_by_two_doubles_distances_from_the_centre() -> None:
     image = torch.zeros(1, 1, 9, 9)
     image[..., 4, 6] = 1
-    found = scaled(image, 2.0)[0, 0]
-    assert torch.allclose(found[4, 8], torch.tensor(1.0))
-    assert float(found[4, :7].abs().max()) < NEAR
-    assert float(scaled(image, 0.5)[0, 0, 4, 5]) == pytest.approx(1.0, abs=NEAR)
+    enlarged = scale(image, 2.0)[0, 0]
+    assert float(enlarged[4, 8]) == pytest.approx(1.0, abs=NEAR)
+    assert float(enlarged[4, :7].abs().max()) < NEAR
+    assert float(scale(image, 0.5)[0, 0, 4, 5]) == pytest.approx(1.0, abs=NEAR)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_has_an_amount_that_changes_nothing(kind: str) -> None:
+@pytest.mark.parametrize("kind", TRANSFORMATIONS)
+def test_every_transformation_has_an_identity_amount(kind: str) -> None:
     images = torch.rand(2, 1, 7, 5)
-    nothing = 1.0 if kind == "scale" else 0.0
-    assert nothing in AMOUNTS[kind]
-    assert torch.equal(transformed(images, kind, nothing), images)
-    assert transformed(images.double(), kind, AMOUNTS[kind][0]).dtype == torch.float64
+    identity = 1.0 if kind == "scale" else 0.0
+    assert identity in AMOUNTS[kind]
+    assert torch.equal(transform(images, kind, identity), images)
+    assert transform(images.double(), kind, AMOUNTS[kind][0]).dtype == torch.float64
 
 
-def test_a_quarter_turn_turns_every_answer_of_a_model_that_looks_where_the_ink_is() -> None:
+def test_a_quarter_turn_changes_every_prediction_of_the_edge_classifier() -> None:
     images, labels = dots()
     amounts = {"rotation": (0, 90, -90)}
-    plain = affine_sweep(looker(), images, labels, ("rotation",), amounts)
-    turned = affine_sweep(looker(), images, (labels + 1) % 4, ("rotation",), amounts)
-    assert plain.n_right == ((4, 0, 0),)
-    assert turned.n_right == ((0, 4, 0),)  # counter-clockwise: what was at the top is at the left
+    plain = affine_sweep(edge_classifier(), images, labels, ("rotation",), amounts)
+    turned = affine_sweep(edge_classifier(), images, (labels + 1) % 4, ("rotation",), amounts)
+    assert plain.n_correct == ((4, 0, 0),)
+    assert turned.n_correct == ((0, 4, 0),)  # counter-clockwise: the top becomes the left
     assert plain.n == 4
 
 
-def test_a_shift_of_pixels_is_the_shifted_image_by_hand() -> None:
+def test_a_shift_sweep_evaluates_the_shifted_images() -> None:
     images, labels = dots()
-    # A dot at the left, shifted far right, is at the right; that at the right has left the image.
-    sweep = affine_sweep(looker(), images[1:2], labels[3:], ("shift_x",), {"shift_x": (0, 23)})
-    assert sweep.n_right == ((0, 1),)
+    # A dot at the left, shifted far to the right, is at the right.
+    sweep = affine_sweep(edge_classifier(), images[1:2], labels[3:], ("shift_x",), {"shift_x": (0, 23)})
+    assert sweep.n_correct == ((0, 1),)
     model = narrow("sabour2017_mnist").eval()
     images, labels, _ = batch(model)
     sweep = affine_sweep(model, images, labels, ("shift",), {"shift": (3,)})
     by_hand = torch.zeros_like(images)
     by_hand[:, :, 3:, 3:] = images[:, :, :-3, :-3]
     with torch.no_grad():
-        assert sweep.n_right == ((int(model.is_correct(model(by_hand), labels).sum()),),)
+        assert sweep.n_correct == ((int(model.is_correct(model(by_hand), labels).sum()),),)
 
 
 @pytest.mark.parametrize(
@@ -136,48 +136,48 @@ def test_a_shift_of_pixels_is_the_shifted_image_by_hand() -> None:
         "tsai2020_resnet18_cifar10",
     ],
 )
-def test_no_change_gives_the_plain_accuracy(name: str) -> None:
+def test_identity_amounts_give_the_accuracy_without_transformation(name: str) -> None:
     model = narrow(name)
     images, labels, _ = batch(model)
     calls: list[int] = []
-    nothing = {"rotation": (0,), "scale": (1,), "shear": (0,), "shift": (0,)}
-    sweep = affine_sweep(model, images, labels, amounts=nothing, batch_size=5, progress=lambda: calls.append(1))
-    assert model.training  # as it was
+    identity = {"rotation": (0,), "scale": (1,), "shear": (0,), "shift": (0,)}
+    sweep = affine_sweep(model, images, labels, amounts=identity, batch_size=5, progress=lambda: calls.append(1))
+    assert model.training is True
     with torch.no_grad():
-        right = int(model.is_correct(model.eval()(images), labels).sum())
-    assert sweep.n_right == ((right,),) * 4
-    assert sweep.accuracy == ((right / 8,),) * 4
-    low, high = wilson_interval(right, 8)
+        n_correct = int(model.is_correct(model.eval()(images), labels).sum())
+    assert sweep.n_correct == ((n_correct,),) * 4
+    assert sweep.accuracy == ((n_correct / 8,),) * 4
+    low, high = wilson_interval(n_correct, 8)
     assert (sweep.low, sweep.high) == (((low,),) * 4, ((high,),) * 4)
     assert len(calls) == 4 * 2
 
 
-def test_what_makes_no_sense_is_refused() -> None:
+def test_invalid_arguments_are_rejected() -> None:
     images, labels = dots()
-    model = looker()
-    refusals: list[tuple[dict[str, Any], str]] = [
-        ({"kinds": ("rotations",)}, "did you mean 'rotation'"),
-        ({"kinds": ()}, "one or more"),
-        ({"kinds": ("scale",), "amounts": {"scale": (0.0,)}}, "factor over 0"),
-        ({"kinds": ("scale",), "amounts": {"scale": ()}}, "one or more"),
-        ({"kinds": ("scale",), "amounts": {"shear": (0.1,)}}, "kinds that are asked for"),
-        ({"kinds": ("shift",), "amounts": {"shift": (float("nan"),)}}, "finite"),
-        ({"labels": labels[:2]}, "one for each of 4"),
-        ({"images": images[0]}, r"\[B, C, H, W\]"),
+    model = edge_classifier()
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"kinds": ("rotations",)}, "kind 'rotations'.*'rotation'"),
+        ({"kinds": ()}, "kinds"),
+        ({"kinds": ("scale",), "amounts": {"scale": (0.0,)}}, "scale.*0.0"),
+        ({"kinds": ("scale",), "amounts": {"scale": ()}}, "amounts"),
+        ({"kinds": ("scale",), "amounts": {"shear": (0.1,)}}, "amounts.*'shear'"),
+        ({"kinds": ("shift",), "amounts": {"shift": (float("nan"),)}}, "amount.*nan"),
+        ({"labels": labels[:2]}, "labels.*2"),
+        ({"images": images[0]}, "images"),
     ]
-    for changes, words in refusals:
-        with pytest.raises(ValueError, match=words):
+    for changes, argument in cases:
+        with pytest.raises(ValueError, match=argument):
             affine_sweep(**({"model": model, "images": images, "labels": labels} | changes))
 
 
-def test_curves_of_several_models_are_drawn(tmp_path: Path) -> None:
+def test_figure_with_one_and_with_several_models(tmp_path: Path) -> None:
     images, labels = dots()
-    one = affine_sweep(looker(), images, labels)
-    odd = affine_sweep(looker(), images, labels, ("scale", "shift_x", "shift_y"))
+    one = affine_sweep(edge_classifier(), images, labels)
+    odd = affine_sweep(edge_classifier(), images, labels, ("scale", "shift_x", "shift_y"))
     draw_affine({"one": one, "another": one}, tmp_path / "two.png", "a title")
     draw_affine({"one": odd}, tmp_path / "three.svg")
     assert all((tmp_path / name).stat().st_size > 5000 for name in ("two.png", "three.svg"))
-    with pytest.raises(ValueError, match="same kinds"):
+    with pytest.raises(ValueError, match="results"):
         draw_affine({"one": one, "odd": odd}, tmp_path / "no.png")
-    with pytest.raises(ValueError, match="none"):
+    with pytest.raises(ValueError, match="results"):
         draw_affine({}, tmp_path / "no.png")

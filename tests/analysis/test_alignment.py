@@ -1,4 +1,4 @@
-"""Whether capsules move along one direction: ratios, cosines, and what chance gives."""
+"""Alignment of capsules: ratios, cosines, trajectories and the reference of random vectors."""
 
 import math
 from pathlib import Path
@@ -7,25 +7,25 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torchcaps.analysis.directions import directions, draw_trajectories
 
 from tests.models.narrow import batch, narrow
 from tests.tolerances import EXACT, SAME, largest_difference, relative_rms
 from torchcaps import Capsules
 from torchcaps.analysis.alignment import (
-    align,
     alignment_ratio,
     capsule_differences,
     draw_alignment,
     draw_cosines,
+    measure_alignment,
     opposite_cosines,
     random_reference,
 )
+from torchcaps.analysis.trajectories import draw_trajectories, find_trajectories
 from torchcaps.models import Network
 
 
-class Places(nn.Module):
-    """Class capsules that are made of where the ink is, from the middle: each class in a way of its own."""
+class CenterOfMass(nn.Module):
+    """Class capsules that are functions of the centre of mass, relative to the image centre; another for each class."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,20 +36,20 @@ class Places(nn.Module):
         height, width = images.shape[-2:]
         x = (images[:, 0].sum(1) * (torch.arange(width) - width // 2)).sum(1)
         y = (images[:, 0].sum(2) * (torch.arange(height) - height // 2)).sum(1)
-        nothing = torch.zeros_like(x)
+        zeros = torch.zeros_like(x)
         poses = [
-            (x, y, nothing),  # the place itself: one line, opposite ways
-            (x.abs(), y.abs(), nothing),  # the same way to both sides
-            (x, x * x, y),  # a bent way
+            (x, y, zeros),  # opposite shifts move it in opposite directions along a line
+            (x.abs(), y.abs(), zeros),  # opposite shifts move it in the same direction
+            (x, x * x, y),  # along a curve
         ]
         return Capsules(self.size * torch.stack([torch.stack(pose, dim=1) for pose in poses], dim=1))
 
 
-def placer() -> Network:
-    """A model whose class capsules are known functions of where the ink is."""
+def position_model() -> Network:
+    """A model whose class capsules are known functions of the position of the object."""
     model = narrow("sabour2017_mnist", classes=3, image=(1, 29, 29), reconstruction=False)
     model.front = nn.Sequential()
-    model.capsules = Places()
+    model.capsules = CenterOfMass()
     return model.double()
 
 
@@ -63,15 +63,15 @@ def dot() -> Tensor:
 
 
 def test_trap_25_the_first_right_singular_vector_is_a_row() -> None:
-    """Two orthogonal rows, the longer one along (0.6, 0.8, 0): it is the direction, and the other is across."""
+    """Two orthogonal rows: the direction is the longer one, (0.6, 0.8, 0)."""
     differences = torch.tensor([[6.0, 8, 0], [0, 0, 1], [-3, -4, 0]], dtype=torch.float64)
     ratio, direction = alignment_ratio(differences)
     assert largest_difference(ratio, [1.0, 0, 1]) < EXACT
     assert largest_difference(direction, [0.6, 0.8, 0]) < EXACT
 
 
-def test_trap_25_no_mean_is_taken_away() -> None:
-    """Two rows about (1, 0): with their mean taken away the direction would be (0, 1)."""
+def test_trap_25_no_mean_is_subtracted() -> None:
+    """Two rows close to (1, 0): with their mean subtracted the direction would be (0, 1)."""
     ratio, direction = alignment_ratio(torch.tensor([[1.0, 0.1], [1, -0.1]], dtype=torch.float64))
     assert largest_difference(direction, [1.0, 0]) < EXACT
     assert largest_difference(ratio, [1 / math.sqrt(1.01)] * 2) < EXACT
@@ -85,8 +85,8 @@ def test_trap_25_differences_along_one_line_have_ratio_one() -> None:
     assert largest_difference(along.abs(), torch.ones(7)) < EXACT
 
 
-def test_trap_25_chance_gives_what_the_stated_procedure_does() -> None:
-    """0.462 +- 0.269 for 5 of 32; a mean of 50,000 ratios is known to about 0.002."""
+def test_trap_25_reference_of_random_vectors_by_the_described_procedure() -> None:
+    """0.462 ± 0.269 for 5 vectors in 32 dimensions; the standard error of a mean of 50,000 ratios is about 0.002."""
     mean, std = random_reference()
     assert mean == pytest.approx(0.462, abs=0.004)
     assert std == pytest.approx(0.269, abs=0.004)
@@ -95,32 +95,32 @@ def test_trap_25_chance_gives_what_the_stated_procedure_does() -> None:
     assert std == pytest.approx(0.278, abs=0.004)
 
 
-def test_trap_25_the_printed_chance_is_that_of_the_wrong_axis() -> None:
-    """0.311 +- 0.262 in the paper: the first column of VT."""
-    mean, std = random_reference(axis="printed")
+def test_trap_25_the_printed_reference_is_that_of_the_other_axis() -> None:
+    """0.311 ± 0.262 in the paper: the first column of VT."""
+    mean, std = random_reference(axis="column")
     assert mean == pytest.approx(0.311, abs=0.005)
     assert std == pytest.approx(0.262, abs=0.004)
-    # By the stated procedure the direction holds a fifth of the squares at least, so that the root mean square is over
-    # 0.447 but for what weighing by length does.
+    # By the described procedure the direction has at least a fifth of the squares: a root mean square above 0.447, up
+    # to the weighting by length.
     assert math.hypot(mean, std) < 0.41 < 0.447 < math.hypot(*random_reference())
 
 
-def test_trap_25_a_direction_has_the_sign_of_its_differences(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever sign the decomposition returns: direction and cosine stay."""
+def test_trap_25_the_sign_of_a_direction_follows_its_differences(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Direction and cosine do not depend on the sign that the SVD returns."""
     differences = torch.randn(4, 6, 5, 8, dtype=torch.float64)
     ratio, direction = alignment_ratio(differences)
-    assert bool(((differences * direction[..., None, :]).sum((-1, -2)) > 0).all())
+    assert float((differences * direction[..., None, :]).sum((-1, -2)).min()) > 0
     svd = torch.linalg.svd
 
     def flipped(matrix: Tensor, full_matrices: bool = True) -> Any:
-        found = svd(matrix, full_matrices=full_matrices)
-        return type(found)((-found.U, found.S, -found.Vh))
+        result = svd(matrix, full_matrices=full_matrices)
+        return type(result)((-result.U, result.S, -result.Vh))
 
     monkeypatch.setattr(torch.linalg, "svd", flipped)
     other_ratio, other = alignment_ratio(differences)
-    assert torch.equal(ratio, other_ratio)
-    assert torch.equal(direction, other)
-    assert torch.equal(opposite_cosines(direction)[0], opposite_cosines(other)[0])
+    torch.testing.assert_close(other_ratio, ratio, rtol=0, atol=0)
+    torch.testing.assert_close(other, direction, rtol=0, atol=0)
+    torch.testing.assert_close(opposite_cosines(other)[0], opposite_cosines(direction)[0], rtol=0, atol=0)
     assert largest_difference(alignment_ratio(-differences)[1], -direction) < EXACT
 
 
@@ -128,22 +128,22 @@ def test_a_capsule_that_does_not_move_has_no_direction() -> None:
     differences = torch.zeros(2, 3, 4, dtype=torch.float64)
     differences[0, 1] = torch.tensor([0.0, 2, 0, 0])
     ratio, direction = alignment_ratio(differences)
-    assert torch.equal(ratio, torch.tensor([[0.0, 1, 0], [0, 0, 0]], dtype=torch.float64))
-    assert torch.equal(direction[0].abs(), torch.tensor([0.0, 1, 0, 0], dtype=torch.float64))
-    assert torch.equal(direction[1], torch.zeros(4, dtype=torch.float64))
+    assert ratio.tolist() == [[0, 1, 0], [0, 0, 0]]
+    assert direction[0].abs().tolist() == [0, 1, 0, 0]
+    assert direction[1].tolist() == [0, 0, 0, 0]
 
 
 # Models -----------------------------------------------------------------------------------------------------
 
 
 def test_known_capsules_have_known_ratios_and_cosines() -> None:
-    result = align(placer(), dot().expand(3, -1, -1, -1), torch.arange(3))
+    result = measure_alignment(position_model(), dot().expand(3, -1, -1, -1), torch.arange(3))
     assert result.names == ("rotation +", "x +", "y +", "rotation -", "x -", "y -")
     shifts = [1, 2, 4, 5]
     assert largest_difference(result.ratios[:2, shifts], torch.ones(2, 4)) < SAME[torch.float32]
     assert largest_difference(result.cosines[0, 1:], [-1.0, -1]) < SAME[torch.float32]
     assert largest_difference(result.cosines[1, 1:], [1.0, 1]) < SAME[torch.float32]
-    # The bent way by hand: v_i = (i, i²), and the angle of the first axis of a symmetric 2x2 matrix.
+    # The curve: v_i = (i, i²), and the angle of the first principal axis of a symmetric 2x2 matrix.
     squares = sum(i * i for i in range(1, 6)), sum(i**3 for i in range(1, 6)), sum(i**4 for i in range(1, 6))
     angle = math.atan2(2 * squares[1], squares[0] - squares[2]) / 2
     cos, sin = math.cos(angle), math.sin(angle)
@@ -153,74 +153,78 @@ def test_known_capsules_have_known_ratios_and_cosines() -> None:
     assert largest_difference(result.averages, result.ratios.mean(0)) < SAME[torch.float32]
 
 
-def test_every_class_counts_the_same_however_many_images_it_has() -> None:
-    """Three images of a class that moves along a line and one whose way is bent; a class without images is none."""
+def test_classes_are_averaged_without_weights() -> None:
+    """Three images of a class on a line and one of a class on a curve; a class without images is excluded."""
     labels = torch.tensor([0, 2, 0, 0])
-    result = align(placer(), dot().expand(4, -1, -1, -1), labels)
-    straight, bent = align(placer(), dot(), labels[:1]), align(placer(), dot(), labels[1:2])
-    assert float(bent.averages[1]) < 0.999
+    result = measure_alignment(position_model(), dot().expand(4, -1, -1, -1), labels)
+    straight, curved = (
+        measure_alignment(position_model(), dot(), labels[:1]),
+        measure_alignment(position_model(), dot(), labels[1:2]),
+    )
+    assert float(curved.averages[1]) < 0.999
     shifts = [1, 2, 4, 5]
-    expected = (straight.averages + bent.averages) / 2
+    expected = (straight.averages + curved.averages) / 2
     assert largest_difference(result.averages[shifts], expected[shifts]) < SAME[torch.float32]
 
 
 def test_plus_is_right_and_down() -> None:
-    moves, numbers = capsule_differences(placer(), dot(), torch.tensor([0]))
-    assert moves.shape == (1, 6, 5, 3)
-    assert numbers.tolist() == [0]
+    differences, labels = capsule_differences(position_model(), dot(), torch.tensor([0]))
+    assert differences.shape == (1, 6, 5, 3)
+    assert labels.tolist() == [0]
     steps = torch.arange(1.0, 6)
-    for side, place, sign in ((1, 0, 1), (2, 1, 1), (4, 0, -1), (5, 1, -1)):
+    for transformation, entry, sign in ((1, 0, 1), (2, 1, 1), (4, 0, -1), (5, 1, -1)):
         expected = torch.zeros(5, 3)
-        expected[:, place] = sign * steps
-        assert largest_difference(moves[0, side], expected) < EXACT
+        expected[:, entry] = sign * steps
+        assert largest_difference(differences[0, transformation], expected) < EXACT
     right = torch.zeros(1, 1, 29, 29, dtype=torch.float64)
-    right[..., 14, 24] = 1  # turned counter-clockwise, what is at the right goes up
-    moves, _ = capsule_differences(placer(), right, torch.tensor([0]))
-    assert bool((moves[0, 0, :, 1] < 0).all())
-    assert bool((moves[0, 3, :, 1] > 0).all())
+    right[..., 14, 24] = 1  # a counter-clockwise rotation moves the right edge up
+    differences, _ = capsule_differences(position_model(), right, torch.tensor([0]))
+    assert float(differences[0, 0, :, 1].max()) < 0
+    assert float(differences[0, 3, :, 1].min()) > 0
 
 
-def test_images_that_move_nothing_are_left_out_of_the_means() -> None:
+def test_differences_of_length_zero_are_excluded_from_the_means() -> None:
     images = torch.cat([dot(), torch.zeros_like(dot()), torch.zeros_like(dot())])
-    result = align(placer(), images, torch.tensor([0, 0, 1]))
+    result = measure_alignment(position_model(), images, torch.tensor([0, 0, 1]))
     assert result.n == (2, 1, 0)
     assert largest_difference(result.ratios[0, [1, 2, 4, 5]], [1.0] * 4) < SAME[torch.float32]
-    assert torch.equal(result.ratios[1:], torch.zeros(2, 6))
+    assert result.ratios[1:].tolist() == [[0] * 6] * 2
     assert result.moved[:, 1].tolist() == [True, False, False]
     assert result.n_unmoved >= 2 * 30
-    assert all(bool(torch.isfinite(x).all()) for x in (result.ratios, result.std, result.averages, result.cosines))
+    for values in (result.ratios, result.std, result.averages, result.cosines):
+        assert values[~torch.isfinite(values)].tolist() == []
 
 
 @pytest.mark.parametrize("name", ["sabour2017_mnist", "choi2019_mnist", "hinton2018_smallnorb", "tsai2020_cifar10"])
-def test_every_model_with_class_capsules_can_be_asked(name: str) -> None:
+def test_every_model_with_class_capsules_has_an_alignment(name: str) -> None:
     model = narrow(name)
     images, labels, _ = batch(model, 3)
     calls: list[int] = []
-    result = align(model, images, labels, (10, 20), (1, 2), batch_size=2, progress=lambda: calls.append(1))
-    assert model.training
+    result = measure_alignment(model, images, labels, (10, 20), (1, 2), batch_size=2, progress=lambda: calls.append(1))
+    assert model.training is True
     assert len(calls) == 2 * (1 + 6 * 2)
     assert result.ratios.shape == (model.spec.classes, 6)
-    assert bool((result.ratios[:3] > 0).all())
-    assert bool((result.ratios <= 1).all())
+    assert float(result.ratios[:3].min()) > 0
+    assert float(result.ratios.max()) <= 1
     assert result.cosines.shape == (3, 3)
-    assert bool((result.cosines.abs() <= 1).all())
-    # Two vectors are closer to one direction than five.
+    assert float(result.cosines.abs().max()) <= 1
+    # Two random vectors are closer to one direction than five.
     assert result.reference[0] > random_reference()[0]
 
 
-def test_before_the_tanh_is_the_affine_map_of_the_routed_sum() -> None:
+def test_capsules_before_the_tanh_are_the_affine_map_of_the_weighted_sum() -> None:
     model = narrow("choi2019_mnist").double().eval()
     images, labels, _ = batch(model, 2)
     layer: Any = list(model.capsules.layers.children())[-1]  # type: ignore[union-attr]
-    seen: list[Any] = []
-    handle = layer.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    children: list[Any] = []
+    handle = layer.register_forward_pre_hook(lambda module, inputs: children.append(inputs[0]))
     shifted = torch.zeros_like(images)
     shifted[..., 2:] = images[..., :-2]
     before = []
     with torch.no_grad():
         for each in (images, shifted):
             trace = model(each, trace=True).trace[-1]
-            votes = layer.votes(seen[-1]).dense()
+            votes = layer.votes(children[-1]).dense()
             total = (trace.couplings[0].unsqueeze(-1) * votes).sum(-3).flatten(1, -2)  # [B, J, D]
             raw = (
                 torch.einsum("bjd,jde->bje", total, layer.coefficients.named()["matrix"])
@@ -228,8 +232,8 @@ def test_before_the_tanh_is_the_affine_map_of_the_routed_sum() -> None:
             )
             before.append(raw[torch.arange(2), labels])
     handle.remove()
-    moves, _ = capsule_differences(model, images, labels, (5,), (2,), before_tanh=True)
-    assert relative_rms(moves[:, 1, 0], before[1] - before[0]) < SAME[torch.float64]
+    differences, _ = capsule_differences(model, images, labels, (5,), (2,), before_tanh=True)
+    assert relative_rms(differences[:, 1, 0], before[1] - before[0]) < SAME[torch.float64]
     after, _ = capsule_differences(model, images, labels, (5,), (2,))
     assert relative_rms(after[:, 1, 0], before[1].tanh() - before[0].tanh()) < SAME[torch.float64]
 
@@ -239,61 +243,61 @@ def test_saturated_capsules_stay_finite_before_the_tanh() -> None:
     images, labels, _ = batch(model, 2)
     layer: Any = list(model.capsules.layers.children())[-1]  # type: ignore[union-attr]
     layer.coefficients["matrix"].data.mul_(1e4)
-    result = align(model, images, labels, (5,), (2,), before_tanh=True)
-    assert result.before_tanh
-    assert bool(torch.isfinite(result.ratios).all())
+    result = measure_alignment(model, images, labels, (5,), (2,), before_tanh=True)
+    assert result.before_tanh is True
+    assert result.ratios[~torch.isfinite(result.ratios)].tolist() == []
 
 
-def test_what_makes_no_sense_is_refused() -> None:
+def test_invalid_arguments_are_rejected() -> None:
     model = narrow("sabour2017_mnist")
     images, labels, _ = batch(model, 2)
-    refusals: list[tuple[dict[str, Any], str]] = [
-        ({"model": narrow("sabour2017_cnn_mnist")}, "needs class capsules"),
-        ({"model": narrow("sabour2017_multimnist")}, "one object each"),
-        ({"before_tanh": True}, "Attention routing"),
-        ({"degrees": (5, 10)}, "as many"),
-        ({"pixels": (0, 1, 2, 3, 4)}, "positive"),
-        ({"labels": labels[:1]}, "one for each of 2"),
-        ({"labels": labels + 9}, "0..9"),
-        ({"images": images[0]}, r"\[N, C, H, W\]"),
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"model": narrow("sabour2017_cnn_mnist")}, "sabour2017_cnn_mnist"),
+        ({"model": narrow("sabour2017_multimnist")}, "sabour2017_multimnist"),
+        ({"before_tanh": True}, "before_tanh"),
+        ({"degrees": (5, 10)}, "degrees"),
+        ({"pixels": (0, 1, 2, 3, 4)}, "pixels"),
+        ({"labels": labels[:1]}, "labels .*1"),
+        ({"labels": labels + 9}, r"labels .*0\.\.9"),
+        ({"images": images[0]}, "images"),
     ]
-    for changes, words in refusals:
-        with pytest.raises(ValueError, match=words):
-            align(**({"model": model, "images": images, "labels": labels} | changes))
-    with pytest.raises(ValueError, match="axis must be"):
+    for changes, argument in cases:
+        with pytest.raises(ValueError, match=argument):
+            measure_alignment(**({"model": model, "images": images, "labels": labels} | changes))
+    with pytest.raises(ValueError, match="axis"):
         random_reference(axis="left")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="floating-point"):
+    with pytest.raises(ValueError, match="differences"):
         alignment_ratio(torch.ones(2, 3, dtype=torch.int64))
-    with pytest.raises(ValueError, match="finite"):
+    with pytest.raises(ValueError, match="differences"):
         alignment_ratio(torch.full((2, 3), torch.nan))
 
 
 # Figure 5 ---------------------------------------------------------------------------------------------------
 
 
-def test_directions_finds_the_capsule_that_moves_apart_and_the_one_that_does_not() -> None:
-    found = directions(placer(), dot().expand(2, -1, -1, -1), torch.arange(2))
-    assert found.cosines == pytest.approx((-1, 1), abs=SAME[torch.float32])
-    assert found.labels == found.images == (0, 1)
-    assert found.shown == pytest.approx((1, 1), abs=SAME[torch.float32])
-    # The way is a line, + to the right; and on the way of class 1 both sides go right.
+def test_trajectories_of_the_lowest_and_the_highest_cosine() -> None:
+    result = find_trajectories(position_model(), dot().expand(2, -1, -1, -1), torch.arange(2))
+    assert result.cosines == pytest.approx((-1, 1), abs=SAME[torch.float32])
+    assert result.labels == result.images == (0, 1)
+    assert result.plane_fractions == pytest.approx((1, 1), abs=SAME[torch.float32])
+    # Lines: in class 0 positive amounts to the right, in class 1 all amounts to the right.
     steps = torch.arange(-5.0, 6)
-    assert largest_difference(found.points[0, :, 0], steps) < SAME[torch.float32]
-    assert largest_difference(found.points[1, :, 0], steps.abs()) < SAME[torch.float32]
-    assert largest_difference(found.points[..., 1].abs(), torch.zeros(2, 11)) < SAME[torch.float32]
-    assert largest_difference(found.arrows[:, :, 0], [[1.0, -1], [1, 1]]) < SAME[torch.float32]
-    with pytest.raises(ValueError, match="none of these images"):
-        directions(placer(), torch.zeros(1, 1, 29, 29), torch.tensor([0]))
+    assert largest_difference(result.points[0, :, 0], steps) < SAME[torch.float32]
+    assert largest_difference(result.points[1, :, 0], steps.abs()) < SAME[torch.float32]
+    assert largest_difference(result.points[..., 1].abs(), torch.zeros(2, 11)) < SAME[torch.float32]
+    assert largest_difference(result.arrows[:, :, 0], [[1.0, -1], [1, 1]]) < SAME[torch.float32]
+    with pytest.raises(ValueError, match="trajectories"):
+        find_trajectories(position_model(), torch.zeros(1, 1, 29, 29), torch.tensor([0]))
 
 
-def test_the_figures_are_written(tmp_path: Path) -> None:
+def test_figures(tmp_path: Path) -> None:
     images, labels = dot().expand(2, -1, -1, -1), torch.arange(2)
-    result = align(placer(), images, labels)
+    result = measure_alignment(position_model(), images, labels)
     draw_cosines(result, tmp_path / "cosines.png", "a title")
     draw_alignment(result, tmp_path / "ratios.png")
     draw_alignment(result, tmp_path / "named.svg", "a title", classes=("one", "two", "three"))
-    draw_trajectories(directions(placer(), images, labels), tmp_path / "directions.png", "a title")
-    names = ("cosines.png", "ratios.png", "named.svg", "directions.png")
+    draw_trajectories(find_trajectories(position_model(), images, labels), tmp_path / "trajectories.png", "a title")
+    names = ("cosines.png", "ratios.png", "named.svg", "trajectories.png")
     assert all((tmp_path / name).stat().st_size > 5000 for name in names)
-    with pytest.raises(ValueError, match="3 names"):
+    with pytest.raises(ValueError, match="classes"):
         draw_alignment(result, tmp_path / "no.png", classes=("one",))

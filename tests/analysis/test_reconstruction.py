@@ -1,4 +1,4 @@
-"""Decodes by label and by prediction."""
+"""Reconstructions by label and by prediction."""
 
 from pathlib import Path
 from typing import Any
@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from tests.models.narrow import batch, narrow
 from tests.tolerances import SAME, relative_rms
 from torchcaps._core.optional import import_optional
+from torchcaps.analysis.common import round_robin_indices
 from torchcaps.analysis.reconstruction import (
     Reconstructions,
     draw_reconstructions,
-    mixed,
     reconstruct,
     show_objects,
 )
@@ -21,107 +21,106 @@ from torchcaps.capsules import Capsules
 
 
 class Templates(nn.Module):
-    """A decoder that draws one picture for each class, whatever the capsules say."""
+    """A decoder with one fixed image for each class."""
 
-    def __init__(self, pictures: Tensor) -> None:
+    def __init__(self, templates: Tensor) -> None:
         super().__init__()
-        self.pictures = pictures
+        self.templates = templates
 
     def forward(self, capsules: Capsules, labels: Tensor) -> Tensor:
-        return self.pictures[labels]
+        return self.templates[labels]
 
 
-def test_errors_are_squared_differences_from_the_targets() -> None:
+def test_errors_are_squared_and_summed_over_the_image() -> None:
     model: Any = narrow("sabour2017_mnist")
     images, labels, _ = batch(model, 4)
     model.decoder = Templates(torch.arange(10.0).view(10, 1, 1, 1).expand(10, 1, 28, 28) / 10)
-    found = reconstruct(model, images, labels, torch.zeros_like(images), batch_size=3)
+    result = reconstruct(model, images, labels, torch.zeros_like(images), batch_size=3)
     expected = 784 * (labels / 10) ** 2
-    assert relative_rms(found.error_by_label, expected) < SAME[torch.float32]
-    assert relative_rms(found.error_by_prediction, 784 * (found.predictions / 10) ** 2) < SAME[torch.float32]
+    assert relative_rms(result.error_by_label, expected) < SAME[torch.float32]
+    assert relative_rms(result.error_by_prediction, 784 * (result.predictions / 10) ** 2) < SAME[torch.float32]
 
 
-def test_decodes_are_those_of_the_model() -> None:
+def test_reconstructions_are_those_of_the_model() -> None:
     model: Any = narrow("sabour2017_mnist").eval()
     images, labels, _ = batch(model)
-    found = reconstruct(model, images, labels)
+    result = reconstruct(model, images, labels)
     output = model(images)
-    assert found.predictions.tolist() == output.scores.argmax(-1).tolist()
-    assert found.right.tolist() == (found.predictions == labels).tolist()
-    assert relative_rms(found.by_prediction, output.reconstruction) < SAME[torch.float32]
-    assert relative_rms(found.by_label, model.decode(output, labels)) < SAME[torch.float32]
-    assert relative_rms(found.confidence, output.scores.amax(-1)) < SAME[torch.float32]
-    assert torch.equal(found.targets, images)
+    assert result.predictions.tolist() == output.scores.argmax(-1).tolist()
+    assert result.correct.tolist() == (result.predictions == labels).tolist()
+    assert relative_rms(result.by_prediction, output.reconstruction) < SAME[torch.float32]
+    assert relative_rms(result.by_label, model.decode(output, labels)) < SAME[torch.float32]
+    assert relative_rms(result.confidence, output.scores.amax(-1)) < SAME[torch.float32]
+    torch.testing.assert_close(result.targets, images, rtol=0, atol=0)
 
 
-def test_several_objects_are_decoded_each_by_itself() -> None:
+def test_several_objects_are_reconstructed_one_by_one() -> None:
     model: Any = narrow("sabour2017_multimnist").eval()
     images, labels, targets = batch(model, 5)
-    found = reconstruct(model, images, labels, targets, batch_size=2)
+    result = reconstruct(model, images, labels, targets, batch_size=2)
     output = model(images, labels)
-    assert found.by_label.shape == targets.shape
-    assert relative_rms(found.by_prediction, output.reconstruction) < SAME[torch.float32]
-    assert relative_rms(found.by_label, model.decode(output, labels)) < SAME[torch.float32]
-    same = [set(a) == set(b) for a, b in zip(found.predictions.tolist(), labels.tolist(), strict=True)]
-    assert found.right.tolist() == same
+    assert result.by_label.shape == targets.shape
+    assert relative_rms(result.by_prediction, output.reconstruction) < SAME[torch.float32]
+    assert relative_rms(result.by_label, model.decode(output, labels)) < SAME[torch.float32]
+    expected = [set(a) == set(b) for a, b in zip(result.predictions.tolist(), labels.tolist(), strict=True)]
+    assert result.correct.tolist() == expected
 
 
-def test_images_of_all_labels_come_in_turn() -> None:
+def test_round_robin_indices_take_one_image_of_each_label_in_turn() -> None:
     labels = torch.tensor([3, 3, 3, 1, 1, 0])
-    assert mixed(labels, torch.ones(6)) == [5, 3, 0, 4, 1, 2]
-    assert mixed(labels, labels == 3) == [0, 1, 2]
+    assert round_robin_indices(labels, torch.ones(6)) == [5, 3, 0, 4, 1, 2]
+    assert round_robin_indices(labels, labels == 3) == [0, 1, 2]
 
 
-def test_what_makes_no_sense_is_refused() -> None:
+def test_invalid_arguments_are_rejected() -> None:
     model: Any = narrow("sabour2017_multimnist")
     images, labels, targets = batch(model, 2)
-    with pytest.raises(ValueError, match="targets must be given"):
+    with pytest.raises(ValueError, match="targets"):
         reconstruct(model, images, labels)
-    with pytest.raises(ValueError, match="targets must be"):
+    with pytest.raises(ValueError, match="targets"):
         reconstruct(model, images, labels, targets[:, 0])
-    with pytest.raises(ValueError, match="labels must be one for each of 1"):
+    with pytest.raises(ValueError, match="labels"):
         reconstruct(model, images[:1], labels, targets)
-    with pytest.raises(ValueError, match="images must be one or more"):
+    with pytest.raises(ValueError, match="images"):
         reconstruct(model, images[:0], labels, targets)
     plain: Any = narrow("hinton2018_smallnorb")
-    with pytest.raises(ValueError, match="reconstruction needs a decoder"):
+    with pytest.raises(ValueError, match="hinton2018_smallnorb"):
         reconstruct(plain, *batch(plain, 2)[:2])
 
 
-def made(right: list[bool]) -> Reconstructions:
-    n = len(right)
-    pictures, numbers = torch.rand(n, 1, 8, 8), torch.arange(n) % 10
-    predictions = torch.where(torch.tensor(right), numbers, (numbers + 1) % 10)
-    decodes = (pictures, pictures, numbers, predictions, pictures, pictures)
-    return Reconstructions(*decodes, torch.tensor(right), torch.rand(n), torch.rand(n), torch.rand(n))
+def random_result(correct: list[bool]) -> Reconstructions:
+    n = len(correct)
+    images, labels = torch.rand(n, 1, 8, 8), torch.arange(n) % 10
+    predictions = torch.where(torch.tensor(correct), labels, (labels + 1) % 10)
+    tensors = (images, images, labels, predictions, images, images)
+    return Reconstructions(*tensors, torch.tensor(correct), torch.rand(n), torch.rand(n), torch.rand(n))
 
 
-@pytest.mark.parametrize("right", [[True, True], [True, False, False], [False]])
-def test_it_is_drawn_with_failures_and_without(right: list[bool], tmp_path: Path) -> None:
-    out = tmp_path / "decodes.svg"
-    draw_reconstructions(made(right), out, "a model", n=4)
+@pytest.mark.parametrize("correct", [[True, True], [True, False, False], [False]])
+def test_figure_with_correct_and_incorrect_images(correct: list[bool], tmp_path: Path) -> None:
+    out = tmp_path / "reconstructions.svg"
+    draw_reconstructions(random_result(correct), out, "a model", n=4)
     text = out.read_text()
-    said = "no image of these was taken for another class" in text
-    assert said == all(right)
-    assert ("no image of these is right" in text) == (not any(right))
-    with pytest.raises(ValueError, match="n must be 2"):
-        draw_reconstructions(made(right), out, n=1)
+    shown = [f"({n}, {n if is_correct else n + 1}, {n})" in text for n, is_correct in enumerate(correct)]
+    assert shown == [True] * len(correct)
+    with pytest.raises(ValueError, match="n must"):
+        draw_reconstructions(random_result(correct), out, n=1)
 
 
-def test_the_most_confident_errors_come_first(tmp_path: Path) -> None:
-    found = made([False, False, False])
-    found.confidence[:] = torch.tensor([0.2, 0.9, 0.5])
-    draw_reconstructions(found, tmp_path / "decodes.svg", n=4)
-    text = (tmp_path / "decodes.svg").read_text()
+def test_figure_shows_the_most_confident_errors_first(tmp_path: Path) -> None:
+    result = random_result([False, False, False])
+    result.confidence[:] = torch.tensor([0.2, 0.9, 0.5])
+    draw_reconstructions(result, tmp_path / "reconstructions.svg", n=4)
+    text = (tmp_path / "reconstructions.svg").read_text()
     shown = [f"({n}, {n + 1}, {r})" in text for n in range(3) for r in (n, n + 1)]
     assert shown == [False, False, True, True, True, True]
     assert text.index("(1, 2, 1)") < text.index("(2, 3, 2)")
 
 
-def test_several_objects_are_drawn_in_two_colours(tmp_path: Path) -> None:
+def test_figure_of_several_objects_has_two_colors(tmp_path: Path) -> None:
     model: Any = narrow("sabour2017_multimnist")
-    draw_reconstructions(reconstruct(model, *batch(model, 3)), tmp_path / "decodes.png")
-    assert (tmp_path / "decodes.png").stat().st_size > 0
+    draw_reconstructions(reconstruct(model, *batch(model, 3)), tmp_path / "reconstructions.png")
+    assert (tmp_path / "reconstructions.png").stat().st_size > 0
     axes = import_optional("matplotlib.figure", "drawing").Figure().subplots()
     show_objects(axes, torch.stack([torch.ones(1, 2, 2), torch.zeros(1, 2, 2)]))
     red, _, blue = axes.images[0].get_array()[0, 0]

@@ -198,7 +198,7 @@ def _summarize(result: Trajectories, classes: Sequence[str]) -> Summary:
 TRAJECTORIES = register_analysis(
     Analysis(
         "trajectories",
-        "trajectories of the capsules with the lowest and the highest such cosine",
+        "trajectories of the two capsules whose opposite directions have the lowest and the highest cosine",
         _run,
         _summarize,
         draw_trajectories,

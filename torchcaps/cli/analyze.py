@@ -94,7 +94,7 @@ def _make_parser(analysis: Analysis | None, line: CommandLine) -> _AnalyzeParser
     parser = _AnalyzeParser(prog="torchcaps analyze", description=DESCRIPTION)
     parser.analysis = analysis
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run directories")
-    parser.add_argument("name", metavar="NAME", help="the analysis, one of 'torchcaps analyze --help'")
+    parser.add_argument("analysis", metavar="NAME", help="name of the analysis; torchcaps analyze --help lists them")
     parser.add_argument(
         "--out", type=str | None, help="file of the figure, .png, .svg or .pdf (default: RUN/figures/NAME.png)"
     )
@@ -141,7 +141,7 @@ def _check_flags(parser: Parser, analysis: Analysis, line: CommandLine) -> None:
 def _reject_name(parser: Parser, arguments: Any) -> typing.NoReturn:
     if arguments.runs[0] in ANALYSES:
         parser.error(f"the name of the analysis comes last: torchcaps analyze RUN {arguments.runs[0]}")
-    parser.error(f"the last argument must be an analysis, one of {', '.join(ANALYSES)}, got {arguments.name!r}")
+    parser.error(f"the last argument must be an analysis, one of {', '.join(ANALYSES)}, got {arguments.analysis!r}")
 
 
 def _check_arguments(parser: Parser, analysis: Analysis, arguments: Any) -> None:
@@ -161,7 +161,9 @@ def _check_arguments(parser: Parser, analysis: Analysis, arguments: Any) -> None
 def _figure_path(parser: Parser, arguments: Any) -> Path | None:
     """Return the file of the figure; ``None`` if none is drawn."""
     if arguments.out is None:
-        return None if arguments.json else Path(arguments.runs[0]).expanduser() / "figures" / f"{arguments.name}.png"
+        return (
+            None if arguments.json else Path(arguments.runs[0]).expanduser() / "figures" / f"{arguments.analysis}.png"
+        )
     out = Path(arguments.out).expanduser()
     if out.suffix.lower() not in FIGURE_SUFFIXES:
         parser.error(f"--out must end in {', '.join(FIGURE_SUFFIXES)}, got {arguments.out!r}")

@@ -1,0 +1,175 @@
+"""The registry of analyses: declarations, subjects, and an analysis added as one file."""
+
+import dataclasses
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.models.narrow import narrow
+from torchcaps.analysis import (
+    ANALYSES,
+    Analysis,
+    AnalysisReport,
+    Column,
+    Subject,
+    Summary,
+    list_analyses,
+    register_analysis,
+    run_analysis,
+)
+from torchcaps.data import Loader, create_dataset
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+NEW_ANALYSIS = '''
+"""Accuracy on darkened images."""
+
+from dataclasses import dataclass
+
+from torchcaps._core.plotting import new_figure, save_figure
+from torchcaps.analysis.common import evaluate_predictions
+from torchcaps.analysis.registry import Analysis, Column, Summary, register_analysis
+
+
+@dataclass(frozen=True)
+class DarknessOptions:
+    """Options.
+
+    Args:
+        factor: factor on the pixels.
+    """
+
+    factor: float = 0.5
+
+
+def run(subject, options):
+    batch = subject.batch()
+    return evaluate_predictions(subject.model, batch.images * options.factor, batch.labels)[0]
+
+
+def summarize(correct, classes):
+    rows = {"all": {"accuracy": float(correct.double().mean())}}
+    return Summary("accuracy", len(correct), "images", {"accuracy": Column("accuracy", "percent")}, rows)
+
+
+def draw(correct, out, title, classes):
+    figure = new_figure(2, 2)
+    figure.suptitle(title)
+    save_figure(figure, out)
+
+
+register_analysis(
+    Analysis("darkness", "accuracy on darkened images", run, summarize, draw, DarknessOptions, n_images=6)
+)
+'''
+
+SCRIPT = """
+import torch, torchcaps
+from torchcaps.analysis import Subject, list_analyses, run_analysis
+from torchcaps.cli import main
+from torchcaps.data import Loader, create_dataset
+from torchcaps.training import RunSpec, train
+
+assert "darkness" in list_analyses(), list_analyses()
+model = torchcaps.create_model("capsnet_small", width=4, types=2, hidden=(8,))
+loader = Loader(create_dataset("digits", "test").subset(torch.arange(4)), 4)
+report = run_analysis("darkness", Subject("small", model, loader), factor=0.1)
+print(torchcaps.__file__, report.summary.n_images, report.options.factor)
+spec = RunSpec.of("capsnet_small", width=4, types=2, dim=4, hidden=(8,), batch_size=8, num_threads=1,
+                  max_train_images=8, max_test_images=8, steps=1)
+train(spec, "run", figures=False)
+main(["analyze", "run", "darkness", "--factor", "0.2", "--out", "figure.png"])
+"""
+
+
+def subject(name: str = "small", n_images: int = 4) -> Subject:
+    loader = Loader(create_dataset("digits", "test").subset(torch.arange(n_images)), 3, train=False)
+    return Subject(name, narrow("capsnet_small"), loader, batch_size=2)
+
+
+def test_a_file_is_all_that_a_new_analysis_takes(tmp_path: Path) -> None:
+    """By name, from Python and from the command line."""
+    shutil.copytree(ROOT / "torchcaps", tmp_path / "torchcaps", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "torchcaps/analysis/darkness.py").write_text(NEW_ANALYSIS)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    environment["PYTHONPATH"] = str(tmp_path)
+    result = subprocess.run(
+        [sys.executable, "-c", SCRIPT], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
+    assert f"{tmp_path / 'torchcaps/__init__.py'} 4 0.1" in result.stdout
+    assert "figure.png" in result.stdout
+    assert (tmp_path / "figure.png").stat().st_size > 0
+
+
+@pytest.mark.parametrize("name", list_analyses())
+def test_every_declaration_is_complete(name: str) -> None:
+    declared = ANALYSES.get(name)
+    assert declared.name == name
+    assert declared.description != ""
+    assert declared.n_images is None or declared.n_images > 0
+    for option in dataclasses.fields(declared.options):
+        assert f"        {option.name}: " in (declared.options.__doc__ or ""), option.name
+        assert option.default is not dataclasses.MISSING, option.name
+
+
+def test_a_name_is_registered_once() -> None:
+    with pytest.raises(ValueError, match="'affine'"):
+        register_analysis(dataclasses.replace(ANALYSES.get("affine")))
+
+
+def test_the_report_has_result_options_summary_and_figure(tmp_path: Path) -> None:
+    report = run_analysis("dead", subject(), threshold=0.2)
+    assert isinstance(report, AnalysisReport)
+    assert report.options.threshold == report.result.threshold == 0.2
+    assert isinstance(report.summary, Summary)
+    assert {type(column) for column in report.summary.columns.values()} == {Column}
+    assert report.draw(tmp_path / "dead.svg") == [tmp_path / "dead.svg"]
+    assert "small" in (tmp_path / "dead.svg").read_text()
+
+
+def test_a_subject_gives_batches_batch_counts_and_pixels() -> None:
+    digits = subject(n_images=5)
+    batch = digits.batch()
+    assert batch.indices.tolist() == list(range(5))
+    assert (digits.n_batches(), digits.n_batches(5)) == (3, 1)
+    assert digits.classes == digits.dataset.classes
+    pixels = digits.pixels(digits.pixel_network())
+    torch.testing.assert_close(pixels.images, batch.images)
+    with pytest.raises(ValueError, match="open_training_set"):
+        digits.training_set()
+    limited = dataclasses.replace(digits, open_training_set=lambda n: digits.dataset.subset(torch.arange(n or 5)))
+    assert len(limited.training_set(2)) == 2
+
+
+def test_progress_is_tracked_with_the_number_of_steps() -> None:
+    totals: list[int | None] = []
+    calls: list[int] = []
+
+    def track(n_steps: int | None):
+        totals.append(n_steps)
+        return lambda: calls.append(1)
+
+    run_analysis("predictions", dataclasses.replace(subject(n_images=5), track=track))
+    assert totals == [3]
+    assert len(calls) == 3
+
+
+def test_invalid_arguments_are_rejected() -> None:
+    one, other = subject(), subject("other")
+    cases = {
+        "'afine'": lambda: run_analysis("afine", one),
+        "'depth'": lambda: run_analysis("dead", one, depth=2),
+        "'dead', got 2": lambda: run_analysis("dead", [one, other]),
+        "'affine', got 0": lambda: run_analysis("affine", []),
+        "'small', 'small'": lambda: run_analysis("affine", [one, subject()]),
+    }
+    for message, call in cases.items():
+        with pytest.raises(ValueError, match=message):
+            call()
+    assert isinstance(ANALYSES.get("dead"), Analysis)
