@@ -9,17 +9,22 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from torchcaps._core.files import move_into_place, reason_of, staging_directory, sync_directory, sync_file
 from torchcaps._core.optional import import_optional
+from torchcaps.data import SubtractMeanImage
 from torchcaps.training.config import RunSpec
 from torchcaps.training.ema import EMA
 from torchcaps.training.errors import CheckpointError, RunError
+from torchcaps.training.setup import RunData
 from torchcaps.training.state import TrainState
+
+if TYPE_CHECKING:
+    from torchcaps.training.run_dir import RunDirectory
 
 __all__ = [
     "Checkpoint",
@@ -28,6 +33,7 @@ __all__ = [
     "load_optimizer_state",
     "optimizer_state",
     "read_checkpoint",
+    "restore_training",
     "write_checkpoint",
 ]
 
@@ -67,24 +73,21 @@ class CheckpointWriter:
     """Assembles and writes the checkpoints of one run.
 
     Args:
-        last, previous, best: the files: newest checkpoint, the one before it, best on the validation set.
-        constants: state that never changes in a run: configuration, class names, number of training images.
-        pipeline: tensors of the preprocessing, such as the mean image.
-        resume_command: continues the run; named in errors.
+        directory: the run directory.
+        spec: settings of the run.
+        images: its data sets.
+
+    Attributes:
+        resume_command: the command that continues the run, for messages.
     """
 
-    def __init__(
-        self,
-        last: Path,
-        previous: Path,
-        best: Path,
-        constants: Mapping[str, Any],
-        pipeline: Mapping[str, Tensor],
-        resume_command: str,
-    ) -> None:
-        self.last, self.previous, self.best = last, previous, best
-        self.constants, self.resume_command = constants, resume_command
-        self._pipeline = _add_prefix("pipeline", pipeline)
+    def __init__(self, directory: "RunDirectory", spec: RunSpec, images: RunData) -> None:
+        self.last, self.previous, self.best = directory.last, directory.previous, directory.best
+        self.resume_command = f"torchcaps train --resume {directory.path}"
+        train = images.train
+        self._constants = {"config": spec.to_plain(), "classes": list(train.classes), "n_images": len(train)}
+        means = [step.mean for step in images.pipeline.transforms(False) if isinstance(step, SubtractMeanImage)]
+        self._pipeline = {f"pipeline.{index}": mean for index, mean in enumerate(means) if mean is not None}
 
     @property
     def status(self) -> str:
@@ -127,7 +130,7 @@ class CheckpointWriter:
         precision: Mapping[str, Any],
         previous: Path | None = None,
     ) -> None:
-        plain = {"run": state.to_plain(), **self.constants, "precision": precision}
+        plain = {"run": state.to_plain(), **self._constants, "precision": precision}
         try:
             write_checkpoint(path, tensors | self._pipeline, plain, previous)
         except RunError as error:
@@ -191,6 +194,39 @@ def check_same_run(checkpoint: Checkpoint, spec: RunSpec) -> None:
     """Raise `CheckpointError` if a checkpoint has settings that differ from the run's and can't change on resume."""
     for name, (recorded, current) in spec.resume_conflicts(checkpoint.state.get("config", {})).items():
         raise CheckpointError(f"it belongs to a run with {name} {recorded!r}; this run has {current!r}")
+
+
+def restore_training(
+    checkpoint: Checkpoint,
+    spec: RunSpec,
+    n_images: int,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    ema: EMA | None,
+) -> TrainState:
+    """Restore weights, optimizer and EMA of a checkpoint; return the state of its run.
+
+    Args:
+        checkpoint: written by `CheckpointWriter.save_last`.
+        spec: settings of the run that continues.
+        n_images: present number of training images.
+        model: its weights are replaced.
+        optimizer: its state is replaced.
+        ema: its average is replaced, if the run has one.
+    """
+    check_same_run(checkpoint, spec)
+    checkpoint.load_weights(model)
+    load_optimizer_state(optimizer, checkpoint.section("optimizer"))
+    state = TrainState.from_plain(checkpoint.state.get("run", {}))
+    n_before = checkpoint.state.get("n_images", 0)
+    if n_before != n_images:
+        raise CheckpointError(f"its training set has {n_before:,} images; the training set now has {n_images:,}")
+    if ema is not None:
+        ema.load_state_dict(checkpoint.section("ema"), state.step)
+    state.stop_reason = None
+    if state.planned_minutes != (spec.max_minutes or 0.0):
+        state.planned_steps = 0  # the time limit has changed: estimate again
+    return state
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -283,6 +283,14 @@ class Engine:
         """Wait until all processes get here."""
         self.all_reduce_max(0)
 
+    def precision_state(self) -> dict[str, Any]:
+        """Return the state of the gradient scaler (half precision), for checkpoints."""
+        return self.fabric.strategy.precision.state_dict()
+
+    def load_precision_state(self, state: Mapping[str, Any]) -> None:
+        """Restore what `precision_state` returned."""
+        self.fabric.strategy.precision.load_state_dict(state)
+
     def close(self) -> None:
         """Keep the process group alive until this process exits.
 

@@ -7,19 +7,19 @@ killed and resumed from a checkpoint, also in the middle of an epoch, therefore 
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 
 from torchcaps._core.random import step_seed
-from torchcaps.data import Batch, Loader, SubtractMeanImage
+from torchcaps.data import Batch, Loader
 from torchcaps.models import Network
 from torchcaps.routing import Quadratic, RoutingDivergence
-from torchcaps.training.checkpoint import Checkpoint, CheckpointWriter, check_same_run, load_optimizer_state
+from torchcaps.training.checkpoint import Checkpoint, CheckpointWriter, restore_training
 from torchcaps.training.config import RunSpec
 from torchcaps.training.distributed import Engine, StopSignal, translate_peer_errors
 from torchcaps.training.ema import EMA
-from torchcaps.training.errors import CheckpointError, DivergenceError, RunInterrupted
+from torchcaps.training.errors import DivergenceError, RunInterrupted
 from torchcaps.training.evaluation import Evaluation, RunningEvaluation, batch_loss, evaluate
 from torchcaps.training.logging import ConsoleLogger, MetricsLog
 from torchcaps.training.nonfinite import check_weights, diagnose_step
@@ -76,15 +76,7 @@ class Trainer:
         self.train_metrics = RunningEvaluation(network)
         self.metrics: MetricsLog | None = None  # on rank 0, while training
         self.stop_signal = StopSignal()  # active while entered, see training/run.py
-        means = [step.mean for step in images.pipeline.transforms(False) if isinstance(step, SubtractMeanImage)]
-        self.checkpoints = CheckpointWriter(
-            directory.last,
-            directory.previous,
-            directory.best,
-            {"config": spec.to_plain(), "classes": list(images.train.classes), "n_images": len(images.train)},
-            {str(index): mean for index, mean in enumerate(means) if mean is not None},
-            f"torchcaps train --resume {directory.path}",
-        )
+        self.checkpoints = CheckpointWriter(directory, spec, images)
 
     @property
     def total_steps(self) -> int:
@@ -98,19 +90,10 @@ class Trainer:
 
     def load_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint of this run."""
-        check_same_run(checkpoint, self.spec)
-        checkpoint.load_weights(self.network)
-        load_optimizer_state(self.optimizer.optimizer, checkpoint.section("optimizer"))
-        self.state = TrainState.from_plain(checkpoint.state.get("run", {}))
-        n_before, n_now = checkpoint.state.get("n_images", 0), len(self.images.train)
-        if n_before != n_now:
-            raise CheckpointError(f"its training set has {n_before:,} images; the training set now has {n_now:,}")
-        self.engine.fabric.strategy.precision.load_state_dict(checkpoint.state.get("precision", {}))
-        if self.ema is not None:
-            self.ema.load_state_dict(checkpoint.section("ema"), self.state.step)
-        self.state.stop_reason = None
-        if self.state.planned_minutes != (self.spec.max_minutes or 0.0):
-            self.state.planned_steps = 0  # the limit has changed: estimate again
+        self.state = restore_training(
+            checkpoint, self.spec, len(self.images.train), self.network, self.optimizer.optimizer, self.ema
+        )
+        self.engine.load_precision_state(checkpoint.state.get("precision", {}))
         if self.state.counts and self.engine.is_main:  # the sum over all processes
             self.train_metrics.restore(self.state.counts)
 
@@ -320,7 +303,7 @@ class Trainer:
             state.evals_since_best = 0
             if self.engine.is_main:
                 with self._eval_weights():
-                    self.checkpoints.save_best(state, self._precision_state(), self.network)
+                    self.checkpoints.save_best(state, self.engine.precision_state(), self.network)
         else:
             state.evals_since_best += 1
 
@@ -333,14 +316,11 @@ class Trainer:
         self.state.counts, self.state.seconds = reduced.to_plain(), self.timer.seconds
         if self.engine.is_main:
             optimizer = self.optimizer.optimizer
-            self.checkpoints.save_last(self.state, self._precision_state(), self.network, optimizer, self.ema)
+            self.checkpoints.save_last(self.state, self.engine.precision_state(), self.network, optimizer, self.ema)
         self.timer.mark_saved()
 
     def _check_weights(self) -> None:
         check_weights(self.network, self.state.step, self.checkpoints.status)
-
-    def _precision_state(self) -> dict[str, Any]:
-        return self.engine.fabric.strategy.precision.state_dict()
 
 
 class EvaluationInterrupted(Exception):
