@@ -31,7 +31,7 @@ def structure(model: Network) -> tuple[object, ...]:
 
 
 def sample_models(names: Iterable[str], n: int) -> list[str]:
-    """Return a seeded sample of models with every spec class, routing and kind of decoding, or all with `--all-cases`."""
+    """Return a seeded sample of models with every spec class, routing and decoding, or all with `--all-cases`."""
     return covering_sample(names, n, [_spec_class, _routing, _decoding])
 
 

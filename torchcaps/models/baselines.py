@@ -1,4 +1,4 @@
-"""The convolutional networks that the papers compare with."""
+"""Convolutional baselines of the papers."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -23,10 +23,10 @@ SABOUR = Recipe(
 
 @dataclass(frozen=True, kw_only=True)
 class FlatCNN(ModelSpec):
-    """The MNIST baseline: Sabour 2017, section 5.1. No pooling.
+    """Baseline for MNIST, without pooling: Sabour 2017, section 5.
 
-    Three 5x5 convolutions of 256, 256 and 128 channels, ReLU; fully-connected 328 and 192, dropout, the classes. The
-    printed 35.4M are 35,445,522 with SAME padding; unpadded it would have 13,277,970.
+    Three 5x5 convolutions of 256, 256 and 128 channels with ReLU; fully-connected layers of 328 and 192 units, dropout,
+    and the class layer. Parameters: 35,445,522 with SAME padding (printed 35.4M); without padding 13,277,970.
     """
 
     presets = ("paper",)
@@ -43,7 +43,7 @@ class FlatCNN(ModelSpec):
         check_range(self, "dropout", 0, 1)
 
     def build_network(self) -> ConvNetwork:
-        """Build the layers."""
+        """Build the layers in the order of the class docstring."""
         layers = Layers(self.image)
         padding = 2 if self.padding == "same" and not self.official else 0
         for number, channels in enumerate((self.width, self.width, max(1, self.width // 2)), start=1):
@@ -58,42 +58,45 @@ class FlatCNN(ModelSpec):
         return ConvNetwork(self, layers)
 
     def recipe(self) -> Recipe:
-        """Adam and a cross-entropy; the paper gives no more."""
+        """Adam and cross-entropy; the paper specifies nothing else, so the rest follows its capsule network."""
         return SABOUR
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChenFlatCNN(FlatCNN):
-    """The same baseline in Chen 2019, table 2, drawn as Caffe draws: 35.4M.
+    """The same baseline in Chen 2019, table 2, with Caffe's Xavier initialisation (35.4M).
 
-    Official: the released net is unpadded. Not followed: it takes its softmax over the 192 units and lacks the last
-    layer (13,276,040 parameters).
+    Official: the released network has no padding. Not followed: it has no class layer and applies the softmax to the
+    192 units (13,276,040 parameters).
     """
 
     presets = ("paper", "official")
 
     def build_network(self) -> ConvNetwork:
-        """Build the layers."""
+        """Build the layers in the order of the class docstring."""
         model = super().build_network()
         init.init_layers(model, init.caffe_xavier)
         return model
 
     def recipe(self) -> Recipe:
-        """As the capsule nets of the paper."""
+        """The settings of the paper's capsule networks."""
         return Recipe(SABOUR.loss, SABOUR.optimizer, Inverse(1e-4, 0.75), batch_size=100, steps=10_000)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PooledCNN(ModelSpec):
-    """The MultiMNIST baseline: Sabour 2017, section 6; and a narrower one for affNIST, which the paper leaves open.
+    """Baseline for MultiMNIST: Sabour 2017, section 6; and a narrower one for affNIST.
 
-    9x9 with 512 channels, ReLU, maximum over 2x2; 5x5 with 256, the same; fully-connected 1024, the classes. The
-    printed 24.56M are 24,563,978 with SAME padding. For affNIST ("similar number of parameters", "MaxPooling and
-    DropOut") the fully-connected layer is reduced to 320, with dropout before the classes: 11,514,570 beside
-    CapsNet's 11,227,904.
+    A 9x9 convolution of 512 channels and a 5x5 convolution of 256, each with ReLU and 2x2 max pooling; a
+    fully-connected layer of 1024 units with ReLU, and the class layer. Parameters: 24,563,978 with SAME padding
+    (printed 24.56M).
 
-    Official: the released net has 5x5 in its first layer, 24,535,306 parameters. That its loss halves the labels is not
-    followed.
+    Deviation: for affNIST the paper only states "similar number of parameters" and "MaxPooling and DropOut" (section
+    5.2). Here the fully-connected layer has 320 units, with dropout before the class layer: 11,514,570 parameters
+    (CapsNet: 11,227,904).
+
+    Official: the released network has a 5x5 kernel in its first layer: 24,535,306 parameters. Not followed: its loss
+    halves the labels.
     """
 
     smoke_fields: ClassVar[dict[str, Any]] = {"width": 8, "features": 32}
@@ -109,7 +112,7 @@ class PooledCNN(ModelSpec):
         check_range(self, "dropout", 0, 1)
 
     def build_network(self) -> ConvNetwork:
-        """Build the layers."""
+        """Build the layers in the order of the class docstring."""
         layers = Layers(self.image)
         for number, (channels, kernel) in enumerate([(self.width, 5 if self.official else 9), (self.width // 2, 5)]):
             layers.conv(f"conv{number + 1}", max(1, channels), kernel, padding=kernel // 2)
@@ -124,22 +127,22 @@ class PooledCNN(ModelSpec):
         return ConvNetwork(self, layers, self.n_objects)
 
     def recipe(self) -> Recipe:
-        """Adam; a cross-entropy for one object in an image, one for each class for several."""
+        """Adam; cross-entropy for one object per image, binary cross-entropy for several."""
         loss = LossConfig("cross_entropy" if self.n_objects == 1 else "binary")
         return Recipe(loss, SABOUR.optimizer, SABOUR.lr_schedule, steps=SABOUR.steps)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TsaiCNN(ModelSpec):
-    """The CIFAR baseline: Tsai 2020, tables 2 and 3.
+    """Baseline for CIFAR: Tsai 2020, tables 2 and 3.
 
-    Three 3x3 convolutions of stride 2 with 1024 channels and ReLU, the last two with batch norm after it, each of those
-    followed by a mean over 2x2; the classes. 18,919,434 (18.92M) and 19,011,684 (19.01M) parameters.
+    Three 3x3 convolutions of stride 2 with 1024 channels and ReLU, the last two followed by batch normalisation and
+    2x2 average pooling; the class layer. Parameters: 18,919,434 (printed 18.92M), CIFAR-100 19,011,684 (19.01M).
 
-    Deviation: the last mean is over what is left of the grid, 2x2 for CIFAR, so that larger images need no more
-    weights.
+    Deviation: the last pooling covers the remaining grid, 2x2 for CIFAR, so that larger images do not need more
+    parameters.
 
-    Official: the same; of this net there is no code.
+    Official: the same network; its code was not released.
     """
 
     smoke_fields: ClassVar[dict[str, Any]] = {"width": 16}
@@ -148,7 +151,7 @@ class TsaiCNN(ModelSpec):
     width: int = 1024
 
     def build_network(self) -> ConvNetwork:
-        """Build the layers."""
+        """Build the layers in the order of the class docstring."""
         layers = Layers(self.image)
         layers.conv("conv1", self.width, 3, stride=2, padding=1)
         layers.relu()
@@ -162,7 +165,7 @@ class TsaiCNN(ModelSpec):
         return ConvNetwork(self, layers)
 
     def recipe(self) -> Recipe:
-        """As the capsule nets of the paper."""
+        """The settings of the paper's capsule networks."""
         return tsai_recipe(LossConfig("cross_entropy"))
 
 
@@ -170,12 +173,12 @@ class TsaiCNN(ModelSpec):
 class ResNet18(ModelSpec):
     """ResNet-18 with a stem for CIFAR (3x3, no pooling): He 2016, as in Tsai 2020, table 1.
 
-    11,173,962 (11.17M) and 11,220,132 (11.22M) parameters.
+    Parameters: 11,173,962 (printed 11.17M), CIFAR-100 11,220,132 (11.22M).
 
     Args:
-        width: channels of the first stage; every further one doubles them.
+        width: channels of the first stage; each further stage doubles them.
 
-    Official: the same.
+    Official: the same network.
     """
 
     smoke_fields: ClassVar[dict[str, Any]] = {"width": 4}
@@ -184,7 +187,7 @@ class ResNet18(ModelSpec):
     width: int = 64
 
     def build_network(self) -> ConvNetwork:
-        """Build the layers."""
+        """Build the layers in the order of the class docstring."""
         layers = Layers(self.image)
         add_resnet(layers, tuple((self.width * factor, 2) for factor in (1, 2, 4, 8)), stem=self.width)
         layers.avg_pool()
@@ -193,23 +196,25 @@ class ResNet18(ModelSpec):
         return ConvNetwork(self, layers)
 
     def recipe(self) -> Recipe:
-        """As the capsule nets of the paper."""
+        """The settings of the paper's capsule networks."""
         return tsai_recipe(LossConfig("cross_entropy"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class TsaiDiverseCNN(ModelSpec):
-    """The DiverseMultiMNIST baselines: Tsai 2020, table 12.
+    """Baselines for DiverseMultiMNIST: Tsai 2020, table 12.
 
-    Three 3x3 convolutions of 1024 channels (stride 2, 2 and 1; ReLU, the last two with batch norm), then 640
-    features: at every place, averaged over the grid (19,553,162 parameters), or fully connected (42,490,762; 42.49M).
-    Both from one input channel; with the three that the table prints the second would have 42,509,194.
+    Three 3x3 convolutions of 1024 channels with strides 2, 2 and 1 and ReLU, the last two with batch normalisation;
+    then 640 features and the class layer. The features are computed per position and averaged over the grid
+    (19,553,162 parameters), or by a fully-connected layer (42,490,762, printed 42.49M). Both have one input channel;
+    with the three channels of the table the second network would have 42,509,194 parameters.
 
     Args:
-        features: what the convolutions lead to.
-        pool: average the features over the grid, or connect all of it.
+        width: channels of the convolutions.
+        features: number of features.
+        pool: average the features over the grid instead of connecting the complete grid.
 
-    Official: the same; of these nets there is no code.
+    Official: the same network; its code was not released.
     """
 
     smoke_fields: ClassVar[dict[str, Any]] = {"width": 16, "features": 32}
@@ -220,7 +225,7 @@ class TsaiDiverseCNN(ModelSpec):
     pool: bool = True
 
     def build_network(self) -> ConvNetwork:
-        """Build the layers."""
+        """Build the layers in the order of the class docstring."""
         layers = Layers(self.image)
         for number, (stride, padding) in enumerate(((2, 1), (2, 0), (1, 0)), start=1):
             layers.conv(f"conv{number}", self.width, 3, stride=stride, padding=padding)
@@ -238,18 +243,18 @@ class TsaiDiverseCNN(ModelSpec):
         return ConvNetwork(self, layers, n_objects=None)
 
     def recipe(self) -> Recipe:
-        """As the capsule nets of the paper."""
+        """The settings of the paper's capsule networks."""
         return tsai_recipe(LossConfig("binary"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChenCNN(ModelSpec):
-    """The CIFAR-10 baseline: Chen 2019, table 2.
+    """Baseline for CIFAR-10: Chen 2019, table 2.
 
-    9x9 with 64 channels, 9x9 stride 2 with 256, ReLU; fully-connected 512 with dropout, the classes: 9,737,226
-    parameters, where the paper prints 9.6M. No reading of it has that many.
+    A 9x9 convolution of 64 channels and one of 256 with stride 2, both with ReLU; a fully-connected layer of 512 units
+    with ReLU and dropout; the class layer. Parameters: 9,737,226. The paper prints 9.6M, which no reading gives.
 
-    Official: the same.
+    Official: the same network.
     """
 
     smoke_fields: ClassVar[dict[str, Any]] = {"width": 8, "channels": 16, "features": 32}
@@ -260,7 +265,7 @@ class ChenCNN(ModelSpec):
     features: int = 512
 
     def build_network(self) -> ConvNetwork:
-        """Build the layers."""
+        """Build the layers in the order of the class docstring."""
         layers = Layers(self.image)
         layers.conv("conv1", self.width, 9)
         layers.relu()
@@ -276,17 +281,17 @@ class ChenCNN(ModelSpec):
         return model
 
     def recipe(self) -> Recipe:
-        """As the capsule nets that it is compared with: SGD, times 0.6 for every 8,000 steps."""
+        """The settings of the capsule networks it is compared with: SGD, lr multiplied by 0.6 per 8,000 steps."""
         optimizer, schedule = OptimizerConfig("sgd", 1e-3, momentum=0.9), Exponential(0.6, 8000, staircase=True)
         return Recipe(LossConfig("cross_entropy"), optimizer, schedule, batch_size=100, steps=10_000)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LeNet(ModelSpec):
-    """LeNet as Caffe's MNIST example has it: the net that Chen 2019 takes the gradients of its black-box attack from.
+    """LeNet of Caffe's MNIST example: substitute model of the black-box attack in Chen 2019, section 4.3.
 
-    5x5 with 20 channels, maximum over 2x2; 5x5 with 50, the same; fully-connected 500, ReLU, the classes: 431,080
-    parameters. The convolutions are not padded and have no ReLU behind them.
+    Two 5x5 convolutions of 20 and 50 channels, each with 2x2 max pooling and without padding and ReLU; a
+    fully-connected layer of 500 units with ReLU; the class layer. Parameters: 431,080.
     """
 
     presets = ("paper",)
@@ -298,7 +303,7 @@ class LeNet(ModelSpec):
     features: int = 500
 
     def build_network(self) -> ConvNetwork:
-        """Build the layers."""
+        """Build the layers in the order of the class docstring."""
         layers = Layers(self.image)
         for number, channels in enumerate((self.width, self.channels), start=1):
             layers.conv(f"conv{number}", channels, 5)
@@ -312,7 +317,7 @@ class LeNet(ModelSpec):
         return model
 
     def recipe(self) -> Recipe:
-        """As the nets that it attacks; the paper does not say."""
+        """The settings of the attacked networks; the paper does not specify them."""
         return ChenFlatCNN().recipe()
 
 

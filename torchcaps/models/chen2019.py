@@ -1,4 +1,4 @@
-"""Generalised capsule networks with trainable routing (G-CapsNets): Chen, Li, Wang, Crandall 2019."""
+"""Generalised capsule networks with trainable routing (G-CapsNets): Chen, Wang, Zhao, Crandall 2019."""
 
 import functools
 from dataclasses import dataclass, replace
@@ -18,10 +18,10 @@ __all__ = ["Chen2019", "Chen2019Dynamic", "Chen2019Multi"]
 
 
 def chen_recipe(spec: CapsuleSpec, steps: int = 10_000) -> Recipe:
-    """Return what the released MNIST solver has: batches of 100, Adam at 0.001 with Caffe's ``inv`` policy.
+    """Return the settings of the released MNIST solver: batches of 100, Adam with lr 0.001, Caffe's ``inv`` policy.
 
-    The paper takes the margins of Sabour 2017; the released nets have m+ = 0.7 (MNIST) or 0.6 (CIFAR-10). The
-    reconstruction counts half the squared error, which is Caffe's.
+    The paper uses the margins of Sabour 2017; the released networks have m+ = 0.7 (MNIST) or 0.6 (CIFAR-10). The
+    reconstruction loss is half the squared error, as in Caffe.
     """
     loss = LossConfig(
         "margin",
@@ -34,7 +34,7 @@ def chen_recipe(spec: CapsuleSpec, steps: int = 10_000) -> Recipe:
 
 
 def _cifar_loss(spec: ModelSpec) -> LossConfig:
-    """The loss of the spec, with the released CIFAR-10 nets' margin where those are followed."""
+    """Return the loss of the spec, with the margin of the released CIFAR-10 networks in the official preset."""
     loss = spec.recipe().loss
     return replace(loss, positive_margin=0.6) if spec.official else loss
 
@@ -48,27 +48,29 @@ class Chen2019(CapsuleSpec):
     ========  ======================================================  ===============
     conv1     9x9, 256 channels, ReLU                                 256 x 20 x 20
     primary   9x9 stride 2, ReLU, 32 types of 8, squash               6 x 6 x 32 x 8
-    classes   dense: 1152 x 8 to 10 x 16, with 11,520 couplings       10 x 16
+    classes   dense: 1152 x 8 to 10 x 16, 11,520 couplings            10 x 16
     classes   conv: 6x6 window, poses of 2x4, 4x4 matrices            10 x 8
     decoder   160 (80), 512, 1024, 784; ReLU, ReLU, sigmoid           28 x 28
     ========  ======================================================  ===============
 
-    Dense: 6,815,744 (6.8M) and 8,227,088 with the decoder (8.2M); conv: 5,525,504 (5.5M) and 6,895,888 (6.9M);
-    CIFAR-10: 2,674,176 (2.67M) for both, which there are one function: a window over the whole grid, with poses of
-    one row, is a dense layer. Biases of the transform, which Caffe has by default, would make it 8,411,408, and are
-    left out.
+    Parameters, without and with the decoder: dense 6,815,744 (6.8M) and 8,227,088 (8.2M); conv 5,525,504 (5.5M) and
+    6,895,888 (6.9M); CIFAR-10 2,674,176 (2.67M) for both layers, which are the same function there: a window over
+    the complete grid with poses of one row is a dense layer. Caffe's default bias of the transform is omitted; with it
+    the dense MNIST network would have 8,411,408 parameters.
 
     Args:
-        layer: ``"dense"`` or ``"conv"``.
-        width, types, primary_dim: of the convolution and the primary capsules.
-        dim: pose size of dense class capsules; conv ones keep that of the primary capsules.
-        rows: of a pose in the conv layer, which its matrices keep.
-        kernel: of the primary convolution.
+        layer: class capsule layer, ``"dense"`` or ``"conv"``.
+        width: channels of conv1.
+        types: primary capsule types.
+        primary_dim: pose size of the primary capsules.
+        dim: pose size of dense class capsules; convolutional ones keep that of the primary capsules.
+        rows: rows of a pose matrix in the convolutional layer.
+        kernel: kernel size of the primary convolution.
 
-    Official: margins of 0.7 and 0.6 in place of 0.9; the released convolutional MNIST net has a 6x6 primary kernel
-    and 32 types of 4x4, 5,088,256 parameters without the decoder, which do not print as 5.5M. Not followed: its mask,
-    which always keeps capsule 9, the diagonal Jacobian of its squash, and a reshape that makes capsules of
-    neighbouring pixels.
+    Official: margins of 0.7 and 0.6 instead of 0.9. The released convolutional MNIST network has a 6x6 primary kernel
+    and 32 types of 4x4: 5,088,256 parameters without the decoder, which does not round to 5.5M. Not followed: its
+    mask, which always keeps capsule 9; the diagonal Jacobian of its squash; a reshape that combines neighbouring pixels
+    into capsules.
     """
 
     smoke_fields: ClassVar[dict[str, Any]] = {"width": 16, "types": 4, "hidden": (32,)}
@@ -88,13 +90,14 @@ class Chen2019(CapsuleSpec):
         super().__post_init__()
         if self.layer == "conv" and self.primary_dim % self.rows:
             raise ValueError(
-                f"rows must divide primary_dim, {self.primary_dim}: they are those of a pose, got {self.rows}"
+                f"rows must divide primary_dim, {self.primary_dim}, since a pose is a matrix with that many rows, "
+                f"got {self.rows}"
             )
 
     def build_network(self) -> CapsuleNetwork:
         """Build the layers of the table."""
         shape = (self.layer, self.kernel, self.primary_dim, self.rows)
-        released = self.official and shape == ("conv", 9, 8, 2)  # the paper's, and nothing that a user has chosen
+        released = self.official and shape == ("conv", 9, 8, 2)  # default fields: the released network
         kernel, dim, rows = (6, 16, 4) if released else (self.kernel, self.primary_dim, self.rows)
         layers = self.new_layers()
         layers.conv("conv1", self.width, 9)
@@ -109,13 +112,13 @@ class Chen2019(CapsuleSpec):
         return model
 
     def recipe(self) -> Recipe:
-        """See `chen_recipe`."""
+        """The settings of `chen_recipe`."""
         return chen_recipe(self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chen2019Multi(CapsuleSpec):
-    """The G-CapsNet with three capsule layers: Chen 2019, supplement, table 1.
+    """G-CapsNet with three capsule layers: Chen 2019, supplement, table 1.
 
     ========  ============================================  ================
     layer     CIFAR-10                                      out
@@ -124,17 +127,16 @@ class Chen2019Multi(CapsuleSpec):
     primary   7x7 stride 2 without bias, 16 types of 8      10 x 10 x 16 x 8
     caps1     4x4, 8 types, poses of 1x8                    7 x 7 x 8 x 8
     caps2     3x3 stride 2, 16 types, poses of 4x2          3 x 3 x 16 x 8
-    classes   all 144 capsules                              10 x 8
+    classes   dense, 144 children                           10 x 8
     ========  ============================================  ================
 
-    The paper prints 716K parameters, and its rows add up to 716,992; this net, which is that of the released code, has
-    750,816. The table's couplings of caps1 are (3, 3, 16) x (7, 7, 8) = 56,448 for a window that is 4x4 in the row
-    above, so that they must be 100,352; and those of the class layer are 11,520, one for each number of a pose, where
-    equation and code have one for each pair, 1,440.
+    Parameters: 750,816, as in the released code. The paper prints 716K; the rows of its table add up to 716,992. The
+    table gives caps1 (3, 3, 16) x (7, 7, 8) = 56,448 couplings, but its window is 4x4, which needs 100,352; and the
+    class layer 11,520, one per pose entry, while equation and code have one per pair of capsules, 1,440.
 
-    Official: the margin of 0.6.
+    Every capsule layer is followed by squash and then ReLU; in the networks with one capsule layer ReLU comes first.
 
-    Squash comes before ReLU here, after every capsule layer, and the other way round in nets with one capsule layer.
+    Official: a margin of 0.6.
     """
 
     smoke_fields: ClassVar[dict[str, Any]] = {"width": 16, "types": 4}
@@ -149,7 +151,9 @@ class Chen2019Multi(CapsuleSpec):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.dim % self.rows:
-            raise ValueError(f"rows must divide dim, {self.dim}: they are those of a pose, got {self.rows}")
+            raise ValueError(
+                f"rows must divide dim, {self.dim}, since a pose is a matrix with that many rows, got {self.rows}"
+            )
 
     def build_network(self) -> CapsuleNetwork:
         """Build the layers of the table."""
@@ -166,21 +170,21 @@ class Chen2019Multi(CapsuleSpec):
         return model
 
     def recipe(self) -> Recipe:
-        """Adam at 0.002 for 20,000 steps: the released solver."""
+        """Adam with lr 0.002 for 20,000 steps: the released solver."""
         recipe = chen_recipe(self, steps=20_000)
         return replace(recipe, optimizer=OptimizerConfig("adam", 2e-3))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chen2019Dynamic(CapsuleSpec):
-    """The baseline "CapsNets**" with dynamic routing: Chen 2019, table 2.
+    """Baseline "CapsNets**" with dynamic routing: Chen 2019, table 2.
 
-    CapsNet on MNIST, 8,215,568 parameters; on CIFAR-10 64 channels and class capsules of 8, 2,653,696, for which the
-    paper prints 2.67M: that of the net with couplings.
+    Parameters: 8,215,568 for MNIST, the CapsNet of Sabour 2017. For CIFAR-10, with 64 channels and class capsules of
+    dim 8, 2,653,696; the paper prints 2.67M, the count of the network with couplings.
 
-    Official: 4 iterations, SGD at 0.01, the margins of the other nets, Caffe's Xavier, and primary capsules that are
-    not squashed: a weaker baseline than the paper's words. (The momentum of 0.9 and the schedule are those of the
-    other nets.)
+    Official: 4 iterations, SGD with lr 0.01, the margins of the other networks, Caffe's Xavier initialisation, and
+    primary capsules without squash: a weaker baseline than the text describes. The momentum of 0.9 and the learning
+    rate schedule are those of the other networks.
     """
 
     smoke_fields: ClassVar[dict[str, Any]] = {"width": 16, "types": 4, "hidden": (32,)}
@@ -195,7 +199,7 @@ class Chen2019Dynamic(CapsuleSpec):
 
     @property
     def effective_routing(self) -> Routing:
-        """The routing, which the released net iterates once more."""
+        """Routing of the layers; the released network has 4 iterations."""
         routing = super().effective_routing
         return Dynamic(4) if self.official and self.has_default_routing else routing
 
@@ -206,7 +210,7 @@ class Chen2019Dynamic(CapsuleSpec):
         layers.relu()
         activation = "none" if self.official else "squash"
         layers.primary(self.types, self.primary_dim, 9, stride=2, activation=activation)
-        # Official: Caffe's Xavier, as for the nets that it is compared with.
+        # official: Caffe's Xavier initialisation, as in the networks that it is compared with
         bound = (3 / (self.primary_dim * self.classes * self.dim)) ** 0.5
         options = {"init": functools.partial(nn.init.uniform_, a=-bound, b=bound)} if self.official else {}
         layers.dense_capsules("classes", self.classes, self.dim, routing=self.effective_routing, **options)
@@ -218,7 +222,7 @@ class Chen2019Dynamic(CapsuleSpec):
         return model
 
     def recipe(self) -> Recipe:
-        """The same as for the nets it is compared with, or the released solver's."""
+        """The settings of `chen_recipe`; in the official preset SGD with lr 0.01."""
         recipe = chen_recipe(self)
         return replace(recipe, optimizer=OptimizerConfig("sgd", 1e-2, momentum=0.9)) if self.official else recipe
 

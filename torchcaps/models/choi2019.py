@@ -17,7 +17,7 @@ __all__ = ["Choi2019"]
 
 @dataclass(frozen=True, kw_only=True)
 class Choi2019(CapsuleSpec):
-    """AR CapsNet: Choi 2019, figure 2 and section 4.1.
+    """AR CapsNet: Choi 2019, figure 2.
 
     ============  ==================================================  ================
     layer         CIFAR-10, depth 4, dim 32                           out
@@ -25,27 +25,30 @@ class Choi2019(CapsuleSpec):
     conv1, conv2  3x3, 64 channels, batch norm, ReLU                  64 x 32 x 32
     primary       3x3 stride 2, ReLU, 8 types of 16, capsule act.     16 x 16 x 8 x 16
     caps1         3x3 stride 2, 8 types of 32                         8 x 8 x 8 x 32
-    caps2 to 4    3x3, 8 types of 32, the children added before tanh  8 x 8 x 8 x 32
-    classes       the whole grid, a type for each class               10 x 32
+    caps2 to 4    3x3, 8 types of 32, residual connection             8 x 8 x 8 x 32
+    classes       complete grid, one type per class                   10 x 32
     decoder       320, 512, 512, 3072; ReLU, ReLU, sigmoid            3 x 32 x 32
     ============  ==================================================  ================
 
-    The paper counts as Keras does, with the moving averages of batch norms (256 numbers, which are no parameters here):
-    5,312,784 for MNIST's 5.31M, 9,566,592 for CIFAR-10's 9.6M. Its 8.4M for depth 2 and dim 32 can't be: the
-    progression 7.7, ., 8.9, 9.6M forces 8,333,184, which is 8.3M. "Less than half the parameters" (introduction) of
-    CapsNet's 8.21M contradicts the 0.65 of the abstract.
+    The residual connection adds the children before the tanh. Parameters: the paper counts as Keras does, including
+    the 256 moving averages of batch normalisation, which are buffers here: 5,312,784 for MNIST (printed 5.31M),
+    9,566,592 for CIFAR-10 (9.6M). The printed 8.4M for depth 2 and dim 32 does not fit the progression 7.7, 8.9, 9.6M
+    of the other depths, which gives 8,333,184 (8.3M). "Less than half the parameters" of CapsNet's 8.21M
+    (introduction) contradicts the factor 0.65 of the abstract.
 
     Args:
         width: channels of the two convolutions.
-        types: capsule types of every layer but the last.
-        primary_dim: pose size of the primary capsules. dim: of all others.
-        depth: convolutional capsule layers below the class layer, 0 to 4 in the paper.
+        types: capsule types of every layer except the last.
+        primary_dim: pose size of the primary capsules.
+        dim: pose size of all other capsules.
+        depth: number of convolutional capsule layers below the class layer, 0 to 4 in the paper.
 
-    Official: the authors' code halves the learning rate from epoch 51 on (CIFAR-10 alone trains that long), and
-    augments MNIST by rotations and affNIST by flips as well; ``preset="official"`` takes that recipe. Not followed:
-    its last reshape, which mixes the ten class capsules with each other.
+    Official: the authors' code halves the learning rate from epoch 51 on (only CIFAR-10 is trained that long), and
+    also augments MNIST by rotations and affNIST by flips; ``preset="official"`` uses these settings. Not followed:
+    the last reshape of the code, which mixes the ten class capsules.
 
-    Deviation: padding is TensorFlow's SAME, as in the code; PyTorch's would shift a stride of 2 by one pixel.
+    Deviation: the padding is TensorFlow's ``SAME``, as in the code; symmetric padding would shift the output of a
+    stride-2 convolution by one pixel.
     """
 
     smoke_fields: ClassVar[dict[str, Any]] = {"width": 8, "types": 4, "primary_dim": 8, "dim": 8, "hidden": (32,)}
@@ -66,12 +69,12 @@ class Choi2019(CapsuleSpec):
         layers = self.new_layers()
         for name in ("conv1", "conv2"):
             layers.conv(name, self.width, 3, padding=1)
-            layers.batch_norm(momentum=0.01, eps=1e-3)  # Keras' defaults, said as PyTorch does
+            layers.batch_norm(momentum=0.01, eps=1e-3)  # Keras' defaults in PyTorch's convention
             layers.relu()
         activation = CapsuleActivation(self.types, self.primary_dim)
         layers.primary(self.types, self.primary_dim, 3, stride=2, padding="same", relu=True, activation=activation)
         for number in range(1, self.depth + 1):
-            # From the second on children and parents have one shape, and are added.
+            # from the second layer on children and parents have equal shapes
             residual = number > 1 and isinstance(routing, Attention)
             layers.conv_capsules(
                 f"caps{number}",
@@ -88,9 +91,9 @@ class Choi2019(CapsuleSpec):
         return model
 
     def recipe(self) -> Recipe:
-        """RMSprop at 0.001 with Keras' time decay; the mean squared error counts 0.3: section 4.1.
+        """RMSprop with lr 0.001 and Keras' time decay; reconstruction weight 0.3: section 4 and the authors' code.
 
-        The authors hold out a tenth of the training images, and keep the weights that do best on it.
+        The authors use a tenth of the training set as validation set and keep the best checkpoint.
         """
         schedule = TimeDecay(1e-4)
         return Recipe(

@@ -18,10 +18,11 @@ __all__ = ["Hinton2018", "add_em_capsules"]
 
 
 def add_em_capsules(layers: Layers, spec: "Hinton2018 | Tsai2020EM", primary_types: int) -> None:
-    """Add what the nets with EM routing share: primary capsules, two convolutional layers, and the classes.
+    """Append the capsule layers of networks with EM routing: primary, two convolutional layers, class capsules.
 
-    The class layer is a window over the whole grid whose places share their matrices. With ``coordinates`` each child's
-    place is added to its votes, so that sharing loses no position: section 4.1.
+    The class layer has a window over the complete grid, with transformation matrices shared by all positions. With
+    ``coordinates`` the scaled position of each child is added to its votes (Coordinate Addition, section 4), so that
+    sharing does not discard positions.
     """
     routing = spec.effective_routing
     layers.primary(primary_types, spec.dim, 1, activation="none", activations=spec.needs_activations)
@@ -35,7 +36,7 @@ def add_em_capsules(layers: Layers, spec: "Hinton2018 | Tsai2020EM", primary_typ
 
 @dataclass(frozen=True, kw_only=True)
 class Hinton2018(CapsuleSpec):
-    """The smallNORB network of matrix capsules: Hinton 2018, figure 1, with A = B = C = D = 32.
+    """Network of matrix capsules for smallNORB: Hinton 2018, figure 1, with A = B = C = D = 32.
 
     =========  =============================================  ==================
     layer      smallNORB                                      out
@@ -44,20 +45,22 @@ class Hinton2018(CapsuleSpec):
     primary    1x1, B poses of 4x4 and B activations          14 x 14 x 32 x 16
     caps1      3x3 stride 2, C types                          6 x 6 x 32 x 16
     caps2      3x3, D types                                   4 x 4 x 32 x 16
-    classes    the whole grid, shared matrices, coordinates   5 x 16
+    classes    complete grid, shared matrices, coordinates    5 x 16
     =========  =============================================  ==================
 
-    316,394 parameters with one image of a stereo pair, 67,154 with A = 64, B = 8 and C = D = 16;
-    ``image=(2, 32, 32)`` takes both images of a pair.
+    Parameters: 316,394 for one image of a stereo pair; 67,154 with A = 64, B = 8 and C = D = 16. Both images of a pair
+    are channels of ``image=(2, 32, 32)``.
 
     Args:
-        width: A. primary_types: B. types: C and D.
-        dim: a square number; 16 is a 4x4 pose.
-        coordinates: add places to the votes for classes.
+        width: channels of conv1 (A).
+        primary_types: primary capsule types (B).
+        types: capsule types of caps1 and caps2 (C and D).
+        dim: pose size, a square number; 16 is a 4x4 matrix.
+        coordinates: add the positions of children to their votes for classes.
 
-    Deviation: the paper does not say how often it iterates; 2 is what Tsai 2020 found best. Competition is over the
-    types within one receptive field, as in most code, and not over all parents of a child (``routing=EM(2,
-    competition="global")``), for memory.
+    Deviation: the paper does not specify the number of iterations; 2 is the best one in Tsai 2020. To save memory,
+    parents compete within one receptive field, as in most code, instead of all parents of a child
+    (``routing=EM(2, competition="global")``).
     """
 
     presets = ("paper",)
@@ -85,7 +88,7 @@ class Hinton2018(CapsuleSpec):
         return CapsuleNetwork(self, layers, self.head, decoder=self.decoder)
 
     def recipe(self) -> Recipe:
-        """Adam at 0.003, times 0.96 for every 20,000 steps, weight decay 2e-7: the authors, on OpenReview."""
+        """Adam with lr 0.003, multiplied by 0.96 per 20,000 steps, weight decay 2e-7: the authors on OpenReview."""
         return Recipe(
             loss=self.adapt_loss(LossConfig("spread", margin_schedule="sigmoid")),
             optimizer=OptimizerConfig("adam", 3e-3, weight_decay=2e-7),

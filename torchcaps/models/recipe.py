@@ -1,4 +1,4 @@
-"""What a paper trains a model with: the loss, the optimiser, the schedule, the data."""
+"""Training settings of a model: loss, optimiser, learning-rate schedule and data."""
 
 import math
 from collections.abc import Iterable
@@ -61,16 +61,16 @@ class LossConfig:
 
 
 class Objective(nn.Module):
-    """The loss of a model's output: that of its scores, and that of its reconstruction where it has one.
+    """Loss of a model: loss of the scores plus, if the model has a decoder, loss of the reconstruction.
 
     Args:
-        scores: the loss of the scores.
-        reconstruction: the loss of decoded images.
-        n_objects: objects in each image; ``None``: any number, and labels are zeros and ones ``[B, classes]``.
+        scores: loss of the scores.
+        reconstruction: loss of the reconstruction.
+        n_objects: number of objects per image; ``None``: any number, with multi-hot labels ``[B, classes]``.
 
     Shapes:
-        labels as the model takes them, class numbers or zeros and ones; targets ``[B, C, H, W]``, or ``[B, objects,
-        C, H, W]`` for several objects.
+        labels: class indices ``[B]`` or ``[B, objects]``, or multi-hot ``[B, classes]``.
+        targets: ``[B, C, H, W]``, or ``[B, objects, C, H, W]`` for several objects.
 
     >>> import torch, torchcaps
     >>> model = torchcaps.create_model("capsnet_small")
@@ -83,22 +83,29 @@ class Objective(nn.Module):
         self.scores, self.reconstruction, self.n_objects = scores, reconstruction, n_objects
 
     def forward(self, output: Output, labels: Tensor, targets: Tensor | None = None, step: float = math.inf) -> Tensor:
-        """Return the loss at a training step, which the margin of the spread loss depends on."""
+        """Return the loss.
+
+        Args:
+            output: output of the model.
+            labels: labels of the images.
+            targets: images to reconstruct; required if the model has a decoder.
+            step: number of optimiser steps so far, on which the margin of the spread loss depends.
+        """
         if not isinstance(output, Output):
-            raise TypeError(f"output must be what the model returns, an Output, got {type(output).__name__}")
-        numbers = present = labels
+            raise TypeError(f"output must be the Output of a model, got {type(output).__name__}")
+        indices = present = labels
         if self.n_objects is not None:
-            numbers, present = split_labels(labels, output.scores.shape[1], self.n_objects)
+            indices, present = split_labels(labels, output.scores.shape[1], self.n_objects)
         if isinstance(self.scores, SpreadLoss):
-            loss = self.scores(output.scores, numbers, step)
+            loss = self.scores(output.scores, indices, step)
         else:
-            loss = self.scores(output.scores, numbers if isinstance(self.scores, ClassLoss) else present)
+            loss = self.scores(output.scores, indices if isinstance(self.scores, ClassLoss) else present)
         if output.reconstruction is None:
             return loss
         if targets is None:
             raise ValueError(
-                "targets must be given, the images that the decoder is to reconstruct, since this model has one; "
-                "create_model(..., reconstruction=False) builds it without"
+                "targets must be given since this model has a decoder: the images to reconstruct; "
+                "create_model(..., reconstruction=False) builds it without decoder"
             )
         return loss + self.reconstruction(output.reconstruction, targets)
 

@@ -23,41 +23,43 @@ class Sabour2017(CapsuleSpec):
     layer      MNIST                                                       out
     =========  ==========================================================  ==================
     conv1      9x9, 1 to 256 channels, ReLU                                256 x 20 x 20
-    primary    9x9 stride 2, 32 types of 8 numbers, squash                 6 x 6 x 32 x 8
-    digit      every one of the 1152 votes for every class, 3 iterations   10 x 16
+    primary    9x9 stride 2, 32 types of dim 8, squash                     6 x 6 x 32 x 8
+    digit      dense, 1152 children, 3 routing iterations                  10 x 16
     decoder    160, 512, 1024, 784; ReLU, ReLU, sigmoid                    28 x 28
     =========  ==========================================================  ==================
 
-    The paper's 8.2M parameters are 8,215,568 with the decoder, its 6.8M 6,804,224 without; MultiMNIST's 11.36M are
-    11,361,808.
+    Parameters: 8,215,568 with the decoder (printed 8.2M), 6,804,224 without (6.8M), 11,361,808 for MultiMNIST (11.36M).
 
     Args:
         width: channels of conv1.
-        types, primary_dim: of the primary capsules.
+        types: primary capsule types.
+        primary_dim: pose size of the primary capsules.
         dim: pose size of the class capsules.
-        kernel: of both convolutions.
-        padding: of both: ``"valid"``, or ``"same"`` as TensorFlow has it.
-        n_objects: objects in an image, each decoded by itself: 2 for MultiMNIST.
-        hidden: widths of the decoder's hidden layers.
+        kernel: kernel size of both convolutions.
+        padding: padding of both convolutions: ``"valid"``, or ``"same"`` as in TensorFlow.
+        n_objects: objects per image, each decoded separately: 2 for MultiMNIST.
+        hidden: widths of the hidden layers of the decoder.
 
-    Official: the authors' code differs from the paper in these, and ``preset="official"`` follows it.
+    Official: ``preset="official"`` follows the authors' code in these differences from the paper.
 
-    - What the primary convolution makes, its bias apart, is divided by the number of types (one more with the leak),
-      because the code routes the one input to all types alike.
-    - A learned bias on ``s_j``, 160 parameters more: 8,215,728 in all.
-    - Weights from truncated normals (0.05 for conv1, 0.1 elsewhere), biases 0.1. The paper says nothing of it; by
-      default convolutions start as in He 2015, and matrices so that class capsules have a length of 0.1 to 0.3, less
-      with a hundred classes or more (`torchcaps.models.init.squash_std`; a deviation of 0.052 for MNIST).
-    - Half the mean of the margin loss over classes instead of its sum, so that reconstruction weighs 20 times as much
-      with ten classes.
-    - MultiMNIST digits are shifted by up to 6 pixels, not 4.
+    - The output of the primary convolution, except for its bias, is divided by the number of types (plus 1 with the
+      leak), because the code routes its single input to all types with equal couplings.
+    - A learned bias on ``s_j`` with 160 parameters: 8,215,728 in total.
+    - Truncated normal weights (standard deviation 0.05 for conv1, 0.1 elsewhere) and biases of 0.1. The paper does not
+      specify the initialisation; by default convolutions are initialised as in He 2015, and transformation matrices so
+      that class capsules have lengths of 0.1 to 0.3 (less for a hundred or more classes; see
+      `torchcaps.models.init.squash_std`, which gives a standard deviation of 0.052 for MNIST).
+    - Half the mean of the margin loss over classes instead of its sum, so that the reconstruction loss counts 20 times
+      as much with ten classes.
+    - MultiMNIST digits are shifted by up to 6 pixels instead of 4.
 
-    Not followed: its graph decodes by the label in evaluation too; `CapsuleNetwork.decode` does so when asked.
+    Not followed: the graph of the code decodes by label in evaluation too; `CapsuleNetwork.decode` can do that.
 
-    Deviation: the code pads the CIFAR-10 net (``"same"``, 9,216 primary capsules, 22,476,288 parameters), of which the
-    paper is silent, so that both presets do; with ``padding="valid"`` it has 1,024 and 11,990,528. The paper mentions
-    no decoder beyond MNIST and MultiMNIST, so the other nets have none. How long it trains is known of MNIST and
-    CIFAR-10 only (the code); the others take MNIST's 300,000 steps.
+    Deviation: the CIFAR-10 network is padded as in the code (``"same"``: 9,216 primary capsules, 22,476,288
+    parameters) in both presets, since the paper does not specify the padding; with ``padding="valid"`` it has 1,024
+    primary capsules and 11,990,528 parameters. The paper mentions a decoder only for MNIST and MultiMNIST, so the
+    other networks have none. The number of steps is known for MNIST and CIFAR-10 only (from the code); the other
+    networks use the 300,000 steps of MNIST.
     """
 
     smoke_fields: ClassVar[dict[str, Any]] = {"width": 16, "types": 4, "hidden": (32,)}
@@ -76,11 +78,13 @@ class Sabour2017(CapsuleSpec):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.padding == "same" and self.kernel % 2 == 0:
-            raise ValueError(f"kernel must be odd with padding='same', so that it has a middle, got {self.kernel}")
+            raise ValueError(
+                f"kernel must be odd with padding='same', since the kernel must have a centre, got {self.kernel}"
+            )
 
     @property
     def effective_routing(self) -> Routing:
-        """The routing, which the authors' code gives a bias."""
+        """Routing of the layers; the authors' code adds a bias to dynamic routing."""
         routing = super().effective_routing
         return replace(routing, bias=True) if self.official and isinstance(routing, Dynamic) else routing
 
@@ -111,7 +115,7 @@ class Sabour2017(CapsuleSpec):
         return model
 
     def recipe(self) -> Recipe:
-        """Adam at 0.001, times 0.96 for every 2,000 steps down to 1e-6: section 4 and the authors' code."""
+        """Adam with lr 0.001, multiplied by 0.96 per 2,000 steps down to 1e-6: section 4 and the authors' code."""
         loss = LossConfig("margin", reduction=self.preset)
         return Recipe(
             loss=self.adapt_loss(loss, self.n_objects),

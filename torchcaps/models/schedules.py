@@ -1,4 +1,4 @@
-"""How a learning rate changes over training: the papers' schedules, each a factor of the first rate."""
+"""Learning-rate schedules of the papers, each a factor of the initial learning rate."""
 
 import math
 from abc import ABC, abstractmethod
@@ -13,25 +13,25 @@ __all__ = ["Constant", "Exponential", "Inverse", "LRSchedule", "Milestones", "On
 @polymorphic
 @dataclass(frozen=True)
 class LRSchedule(ABC):
-    """A learning rate's way through training."""
+    """Base class: factor of the initial learning rate over training."""
 
     def __post_init__(self) -> None:
         check_fields(self)
 
     @abstractmethod
     def factor(self, step: int, epoch: int = 0, total: int | None = None) -> float:
-        """Return what the first rate is multiplied by.
+        """Return the factor of the initial learning rate.
 
         Args:
-            step: updates of the weights before this one, 0 at first.
-            epoch: passes over the training set before this one, 0 at first.
-            total: updates of the whole training, where the schedule needs to know.
+            step: number of optimiser steps before this one.
+            epoch: number of completed epochs.
+            total: number of steps of the complete training; only `OneCycle` needs it.
         """
 
 
 @dataclass(frozen=True)
 class Constant(LRSchedule):
-    """The same rate all the way."""
+    """Constant learning rate."""
 
     def factor(self, step: int, epoch: int = 0, total: int | None = None) -> float:
         """Return 1."""
@@ -40,13 +40,13 @@ class Constant(LRSchedule):
 
 @dataclass(frozen=True)
 class Exponential(LRSchedule):
-    """``factor ** (step / period)``, at least ``floor``: Sabour 2017's 0.96 for every 2,000 steps.
+    """Exponential decay ``decay ** (step / period)``, at least ``floor``: Sabour 2017 (0.96 per 2,000 steps).
 
     Args:
-        decay: what a period multiplies the rate by.
-        period: in steps.
-        floor: the least factor.
-        staircase: only at whole periods, as Caffe's ``step`` policy; the code of Sabour 2017 decays at every step.
+        decay: factor per period.
+        period: number of steps.
+        floor: smallest factor.
+        staircase: decay once per period, as Caffe's ``step`` policy, instead of at every step.
     """
 
     decay: float = 0.96
@@ -60,7 +60,7 @@ class Exponential(LRSchedule):
         check_range(self, "period", 1)
 
     def factor(self, step: int, epoch: int = 0, total: int | None = None) -> float:
-        """Decay by the step.
+        """Return the factor of a step.
 
         >>> round(Exponential(0.96, 2000).factor(1000), 6)  # 0.96 ** 0.5
         0.979796
@@ -71,24 +71,24 @@ class Exponential(LRSchedule):
 
 @dataclass(frozen=True)
 class Milestones(LRSchedule):
-    """Multiplied by ``decay`` at each of these epochs: Tsai 2020, a tenth at 150 and 250 of 350."""
+    """Multiplication by ``decay`` at each of the given epochs: Tsai 2020 (0.1 at epochs 150 and 250 of 350)."""
 
     epochs: tuple[int, ...] = (150, 250)
     decay: float = 0.1
 
     def factor(self, step: int, epoch: int = 0, total: int | None = None) -> float:
-        """Decay by the epoch."""
+        """Return the factor of an epoch."""
         return self.decay ** sum(epoch >= milestone for milestone in self.epochs)
 
 
 @dataclass(frozen=True)
 class TimeDecay(LRSchedule):
-    """``1 / (1 + rate * step)``: the ``decay`` of Keras' optimisers, Choi 2019."""
+    """Time decay ``1 / (1 + rate * step)``, the ``decay`` of Keras' optimisers: Choi 2019."""
 
     rate: float = 1e-4
 
     def factor(self, step: int, epoch: int = 0, total: int | None = None) -> float:
-        """Decay by the step.
+        """Return the factor of a step.
 
         >>> TimeDecay(1e-4).factor(10_000)
         0.5
@@ -98,21 +98,24 @@ class TimeDecay(LRSchedule):
 
 @dataclass(frozen=True)
 class Inverse(LRSchedule):
-    """``(1 + gamma * step) ** -power``: Caffe's ``inv`` policy, Chen 2019."""
+    """Inverse decay ``(1 + gamma * step) ** -power``, Caffe's ``inv`` policy: Chen 2019."""
 
     gamma: float = 1e-4
     power: float = 0.75
 
     def factor(self, step: int, epoch: int = 0, total: int | None = None) -> float:
-        """Decay by the step."""
+        """Return the factor of a step."""
         return (1 + self.gamma * step) ** -self.power
 
 
 @dataclass(frozen=True)
 class OneCycle(LRSchedule):
-    """Up from ``first`` to 1 in the first ``warmup`` of training, then down to ``last``, along cosines.
+    """Cosine warm-up from ``first`` to 1, then cosine decay to ``last``; for short training runs.
 
-    For short trainings: it reaches in minutes what a decay by steps takes hours for.
+    Args:
+        warmup: fraction of training for the warm-up.
+        first: initial factor.
+        last: final factor.
     """
 
     warmup: float = 0.3
@@ -120,23 +123,23 @@ class OneCycle(LRSchedule):
     last: float = 1e-4
 
     def factor(self, step: int, epoch: int = 0, total: int | None = None) -> float:
-        """Follow the two cosines; it must know how many steps there will be."""
+        """Return the factor of a step; raise a ValueError without ``total``."""
         if total is None:
-            raise ValueError("OneCycle needs to know the number of steps of the whole training: give total=")
+            raise ValueError("total must be given for OneCycle: the number of steps of the complete training")
         peak = max(1.0, self.warmup * total)
         if step < peak:
             return self.first + (1 - self.first) * (1 - math.cos(math.pi * step / peak)) / 2
-        done = min(1.0, (step - peak) / max(1.0, total - 1 - peak))
-        return self.last + (1 - self.last) * (1 + math.cos(math.pi * done)) / 2
+        progress = min(1.0, (step - peak) / max(1.0, total - 1 - peak))
+        return self.last + (1 - self.last) * (1 + math.cos(math.pi * progress)) / 2
 
 
 @dataclass(frozen=True)
 class Product(LRSchedule):
-    """Two schedules at once, multiplied."""
+    """Product of two schedules."""
 
     first: LRSchedule
     second: LRSchedule
 
     def factor(self, step: int, epoch: int = 0, total: int | None = None) -> float:
-        """Multiply the two factors."""
+        """Return the product of both factors."""
         return self.first.factor(step, epoch, total) * self.second.factor(step, epoch, total)

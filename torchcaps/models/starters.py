@@ -1,4 +1,4 @@
-"""Networks for people rather than papers: small enough to start from."""
+"""Small networks to start from, for digits and for photographs."""
 
 from torchcaps.models.recipe import OptimizerConfig
 from torchcaps.models.registry import register
@@ -8,7 +8,7 @@ from torchcaps.models.tsai2020 import Tsai2020
 
 __all__: list[str] = []
 
-# CapsNet with a quarter of the channels and of the types: trains in about a minute on two cores.
+# CapsNet with a quarter of the channels and capsule types; trains in about a minute on two cores.
 register(
     "capsnet_small",
     Sabour2017(width=64, types=8, hidden=(256, 512)),
@@ -21,7 +21,7 @@ register(
     epochs=16,
     val_fraction=0.1,
 )
-# For photographs: a ResNet that leaves a grid of 16x16 for 64x64 images, and few, narrow capsules.
+# ResNet backbone for photographs: a 16x16 grid for 64x64 images, with few and narrow capsules.
 register(
     "capsnet_images",
     Tsai2020(

@@ -17,24 +17,24 @@ from torchcaps.routing import EM, Dynamic, InvertedAttention, Routing
 
 __all__ = ["Tsai2020", "Tsai2020Diverse", "Tsai2020Dynamic", "Tsai2020EM"]
 
-Schedule = Literal["auto", "concurrent", "sequential"]
-SGD = OptimizerConfig("sgd", 0.1, momentum=0.9, weight_decay=5e-4)  # momentum and decay: the authors' code
+RoutingSchedule = Literal["auto", "concurrent", "sequential"]
+SGD = OptimizerConfig("sgd", 0.1, momentum=0.9, weight_decay=5e-4)  # momentum and weight decay: the authors' code
 
 
 def tsai_recipe(loss: LossConfig, optimizer: OptimizerConfig = SGD) -> Recipe:
-    """Return what all nets of the paper share: 350 epochs, a tenth of the rate from 150 and again from 250 on."""
+    """Return the settings of all networks of the paper: 350 epochs, lr divided by 10 at epochs 150 and 250."""
     return Recipe(loss, optimizer, Milestones((150, 250), 0.1), batch_size=128, epochs=350)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _OnBackbone(CapsuleSpec):
-    """What the CIFAR nets share: one convolution before the capsules, or a ResNet.
+class _BackboneSpec(CapsuleSpec):
+    """Network for CIFAR with a convolution or a ResNet as backbone.
 
     Args:
-        backbone: ``"simple"``: one convolution, or ``"resnet"``.
-        width: channels of the backbone; of its last stage for a ResNet.
-        stages: of the ResNet before the last: (channels, blocks) each, all but the first with stride 2.
-        blocks: of its last stage.
+        backbone: ``"simple"`` (one convolution) or ``"resnet"``.
+        width: channels of the convolution, or of the last stage of the ResNet.
+        stages: (channels, blocks) of each stage of the ResNet except the last; all but the first have stride 2.
+        blocks: number of blocks in the last stage of the ResNet.
     """
 
     image: Image = (3, 32, 32)
@@ -50,7 +50,7 @@ class _OnBackbone(CapsuleSpec):
         return {"image": image, "stages": ((16, 1),) * len(self.stages), **self.smoke_fields}
 
     def add_backbone(self, layers: Layers, kernel: int, stride: int = 1, padding: int = 0, norm: bool = False) -> None:
-        """Add the ResNet, or the convolution with this window."""
+        """Append the ResNet, or the convolution with this kernel size."""
         if self.backbone == "resnet":
             add_resnet(layers, (*self.stages, (self.width, self.blocks)))
             return
@@ -61,8 +61,8 @@ class _OnBackbone(CapsuleSpec):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tsai2020(_OnBackbone):
-    """Inverted dot-product attention on CIFAR: Tsai 2020, tables 8 and 9.
+class Tsai2020(_BackboneSpec):
+    """Capsule network with inverted dot-product attention routing for CIFAR: Tsai 2020, tables 8 and 9.
 
     ==========  ======================================================  ==================
     layer       CIFAR-10, simple backbone                               out
@@ -71,25 +71,28 @@ class Tsai2020(_OnBackbone):
     primary     1x1 without bias, 32 types of 4x4, LayerNorm            16 x 16 x 32 x 16
     caps1       3x3 stride 2, 32 types                                  7 x 7 x 32 x 16
     caps2       3x3, 32 types                                           5 x 5 x 32 x 16
-    classes     all 800 capsules, matrices of their own                 10 x 16
-    head        one linear map to a logit, shared by the classes        10
+    classes     dense, 800 children, matrices not shared                10 x 16
+    head        linear map to a logit, shared by all classes            10
     ==========  ======================================================  ==================
 
-    CIFAR-100 has 6x6 poses, 128 channels and one more dense layer of 20 capsules. The ResNet backbone is a 3x3 stem
-    of 64 channels, 3 blocks of 64 and 4 of 128, the first with stride 2. 561,297 (0.56M), 1,462,989 (1.46M),
-    1,828,817 (1.83M) and 2,799,629 (2.80M) parameters. Figure 1 shows two dense layers, tables and code have one for
-    CIFAR-10; with a second one 562,929 would round to the same 0.56M.
+    CIFAR-100 has 6x6 poses, 128 channels and another dense layer of 20 capsules. The ResNet backbone has a 3x3 stem
+    of 64 channels, 3 blocks of 64 and 4 blocks of 128 channels, the first of those with stride 2.
+
+    Parameters: 561,297 (printed 0.56M), CIFAR-100 1,462,989 (1.46M); with the ResNet 1,828,817 (1.83M) and 2,799,629
+    (2.80M). Figure 1 shows two dense layers; tables and code have one for CIFAR-10. With a second one, 562,929
+    parameters would round to 0.56M too.
 
     Args:
-        types, dim: of every capsule layer.
-        dense: capsules in the dense layers below the class layer.
+        types: capsule types of every layer.
+        dim: pose size of every layer.
+        dense: number of capsules of each dense layer below the class layer.
         pose: ``"matrix"`` or ``"vector"``.
-        schedule: ``"concurrent"`` (Procedure 2), ``"sequential"`` (ablation B); ``"auto"`` is the first where the
+        schedule: ``"concurrent"`` (Procedure 2), ``"sequential"`` (ablation B), or ``"auto"``: concurrent if the
             routing is `InvertedAttention`.
 
-    Official: the same network. The code divides the agreement by ``sqrt(D)`` and the paper's equation does not; the
-    default does, in both presets (``routing=InvertedAttention(2, scale=False)`` is the equation). Not followed: the
-    code's first unfolding, which scrambles the poses of a window, and which the first author's own copy has mended.
+    Official: the same network. The code divides the agreement by ``sqrt(D)``, the paper's equation does not; both
+    presets follow the code (``routing=InvertedAttention(2, scale=False)`` is the equation). Not followed: the unfold
+    of the first release, which scrambles the poses of a window; the first author's fork fixed it.
     """
 
     smoke_fields: ClassVar[dict[str, Any]] = {"width": 16, "types": 4, "dim": 16, "blocks": 1}
@@ -99,7 +102,7 @@ class Tsai2020(_OnBackbone):
     dim: int = 16
     dense: tuple[int, ...] = ()
     pose: Literal["matrix", "vector"] = "matrix"
-    schedule: Schedule = "auto"
+    schedule: RoutingSchedule = "auto"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -118,37 +121,42 @@ class Tsai2020(_OnBackbone):
         for number, parents in enumerate(self.dense, start=3):
             layers.dense_capsules(f"caps{number}", parents, self.dim, **options)
         layers.dense_capsules("classes", self.classes, self.dim, **options)
-        return CapsuleNetwork(self, layers, self.head, schedule=_schedule(self.schedule, routing), decoder=self.decoder)
+        return CapsuleNetwork(
+            self, layers, self.head, schedule=_resolve_schedule(self.schedule, routing), decoder=self.decoder
+        )
 
     def recipe(self) -> Recipe:
-        """SGD at 0.1: appendix A.1 and the authors' code."""
+        """SGD with lr 0.1: appendix A.1 and the authors' code."""
         return tsai_recipe(self.adapt_loss(LossConfig("cross_entropy")))
 
 
-def _schedule(schedule: Schedule, routing: Routing) -> Literal["concurrent", "sequential"]:
+def _resolve_schedule(schedule: RoutingSchedule, routing: Routing) -> Literal["concurrent", "sequential"]:
+    """Return the order of the routing iterations that ``"auto"`` stands for."""
     if schedule != "auto":
         return schedule
     return "concurrent" if isinstance(routing, InvertedAttention) else "sequential"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tsai2020Dynamic(_OnBackbone):
-    """The paper's baseline with dynamic routing: Tsai 2020, tables 4 and 5.
+class Tsai2020Dynamic(_BackboneSpec):
+    """Baseline with dynamic routing: Tsai 2020, tables 4 and 5.
 
     ========  ================================================  ================
     layer     CIFAR-10, simple backbone                         out
     ========  ================================================  ================
     backbone  9x9, 256 channels, ReLU                           256 x 24 x 24
     primary   9x9 stride 2, 32 types of 8, squash               8 x 8 x 32 x 8
-    classes   all 2048 capsules                                 10 x 16
+    classes   dense, 2048 children                              10 x 16
     ========  ================================================  ================
 
-    7,992,576 (7.99M) and 31,585,536 (31.59M) parameters. With the ResNet backbone the primary convolution has stride 1;
-    the printed 12.45M and 36.04M are 12,451,136 and 36,044,096, and need 256 channels in the last stage where
-    appendix A.1 says 128 (6,616,128). Weights start as in `torchcaps.models.sabour2017.Sabour2017`, and 3
-    iterations are those of Sabour 2017; the paper says neither.
+    Parameters: 7,992,576 (printed 7.99M), CIFAR-100 31,585,536 (31.59M). With the ResNet backbone the primary
+    convolution has stride 1; the printed 12.45M and 36.04M (12,451,136 and 36,044,096) need 256 channels in the last
+    stage, while appendix A.1 states 128 (6,616,128 parameters).
 
-    Official: the same; of this net there is no code.
+    Deviation: the paper specifies neither the initialisation nor the iterations; both follow
+    `torchcaps.models.sabour2017.Sabour2017`.
+
+    Official: the same network; its code was not released.
     """
 
     smoke_fields: ClassVar[dict[str, Any]] = {"width": 16, "types": 4, "blocks": 1}
@@ -170,13 +178,13 @@ class Tsai2020Dynamic(_OnBackbone):
         return CapsuleNetwork(self, layers, self.head, decoder=self.decoder)
 
     def recipe(self) -> Recipe:
-        """Adam at 0.001 and the margin loss: appendix A.1."""
+        """Adam with lr 0.001 and the margin loss: appendix A.1."""
         return tsai_recipe(self.adapt_loss(LossConfig("margin")), OptimizerConfig("adam", 1e-3))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tsai2020EM(_OnBackbone):
-    """The paper's baseline with EM routing: Tsai 2020, tables 6 and 7.
+class Tsai2020EM(_BackboneSpec):
+    """Baseline with EM routing: Tsai 2020, tables 6 and 7.
 
     ========  ================================================  ==================
     layer     CIFAR-10, simple backbone                         out
@@ -185,16 +193,20 @@ class Tsai2020EM(_OnBackbone):
     primary   1x1, 32 poses of 4x4 and 32 activations           16 x 16 x 32 x 16
     caps1     3x3 stride 2, 32 types                            7 x 7 x 32 x 16
     caps2     3x3, 32 types                                     5 x 5 x 32 x 16
-    classes   the whole grid, shared matrices, coordinates      10 x 16
+    classes   complete grid, shared matrices, coordinates       10 x 16
     ========  ================================================  ==================
 
-    453,044 (0.45M), 499,304 (0.50M), and with the ResNet backbone 1,710,580 (1.71M) and 1,756,840 (1.76M) parameters.
-    The table's "800 x 4 x 4" read literally, matrices for every place, would have 575,924.
+    Parameters: 453,044 (printed 0.45M), CIFAR-100 499,304 (0.50M); with the ResNet backbone 1,710,580 (1.71M) and
+    1,756,840 (1.76M). Separate matrices for every position, a literal reading of "800 x 4 x 4", would give 575,924.
 
     Args:
-        coordinates: add places to the votes for classes: ours, as in Hinton 2018.
+        types: capsule types of every layer.
+        dim: pose size, a square number.
+        coordinates: add the positions of children to their votes for classes.
 
-    Official: the same; of this net there is no code.
+    Deviation: the paper does not mention coordinates; they are added as in Hinton 2018.
+
+    Official: the same network; its code was not released.
     """
 
     smoke_fields: ClassVar[dict[str, Any]] = {"image": (3, 20, 20), "width": 16, "types": 4, "blocks": 1}
@@ -216,8 +228,8 @@ class Tsai2020EM(_OnBackbone):
         return CapsuleNetwork(self, layers, self.head, decoder=self.decoder)
 
     def recipe(self) -> Recipe:
-        """Adam at 0.01 and the spread loss, its margin growing over the whole training (ours: the paper is silent)."""
-        steps = 350 * 391  # epochs by batches of 128 in 50,000 images
+        """Adam with lr 0.01 and the spread loss: appendix A.1. That the margin grows over all epochs is our choice."""
+        steps = 350 * 391  # epochs times batches of 128 from 50,000 images
         return tsai_recipe(
             self.adapt_loss(LossConfig("spread", margin_schedule="linear", margin_steps=steps)),
             OptimizerConfig("adam", 1e-2),
@@ -226,7 +238,7 @@ class Tsai2020EM(_OnBackbone):
 
 @dataclass(frozen=True, kw_only=True)
 class Tsai2020Diverse(CapsuleSpec):
-    """The DiverseMultiMNIST nets: Tsai 2020, tables 10 and 11. Any number of digits in an image.
+    """Networks for DiverseMultiMNIST, with any number of digits per image: Tsai 2020, appendix B.2, tables 10 and 11.
 
     ========  ==============================================  ==================
     layer     matrix poses                                    out
@@ -234,18 +246,19 @@ class Tsai2020Diverse(CapsuleSpec):
     conv1     3x3 stride 2, 1024 channels, ReLU               1024 x 18 x 18
     primary   3x3 stride 2 without bias, 16 types of 8x8, LN  8 x 8 x 16 x 64
     caps1     3x3, 16 types                                   6 x 6 x 16 x 64
-    classes   all 576 capsules                                10 x 64
-    head      one linear map to a logit, shared               10
+    classes   dense, 576 children                             10 x 64
+    head      linear map to a logit, shared by all classes    10
     ========  ==============================================  ==================
 
-    9,963,969 parameters with matrix poses and 42,478,017 with vectors, from one input channel: the tables print 3, with
-    which the 42.49M of the convolutional net would be 42,509,194. How the matrix net was "increased to 42M" is not
-    said; 64 types give 41,593,281. With `Dynamic` routing the primary capsules are squashed instead of normalised,
-    and the head stays (both ours).
+    Parameters: 9,963,969 with matrix poses, 42,478,017 with vector poses, for one input channel. The tables print 3
+    channels, with which the convolutional baseline would have 42,509,194 parameters instead of the printed 42.49M.
+    The paper does not specify how the matrix network was "increased to 42M"; 64 types give 41,593,281.
 
-    Deviation: the routing's iterations are not stated; 2 are taken.
+    Deviation: the paper does not specify the number of iterations; 2 are used. With `Dynamic` routing the primary
+    capsules are squashed instead of normalised; head and loss stay, while the table in section 4.3 gives dynamic
+    routing squash and margin loss.
 
-    Official: the same; of these nets there is no code.
+    Official: the same network; its code was not released.
     """
 
     smoke_fields: ClassVar[dict[str, Any]] = {"width": 16, "types": 4, "dim": 16}
@@ -256,18 +269,20 @@ class Tsai2020Diverse(CapsuleSpec):
     types: int = 16
     dim: int = 64
     pose: Literal["matrix", "vector"] = "matrix"
-    schedule: Schedule = "auto"
+    schedule: RoutingSchedule = "auto"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.pose == "matrix":
             self.check_square(self.dim)
         if self.reconstruction:
-            raise ValueError("reconstruction must be False for Tsai2020Diverse: an image has any number of objects")
+            raise ValueError(
+                "reconstruction must be False for Tsai2020Diverse, got True: images have any number of objects"
+            )
 
     @property
     def head(self) -> HeadName:
-        """The shared classifier, whatever the routing."""
+        """Name of the head: the shared classifier for every routing."""
         return "linear"
 
     def build_network(self) -> CapsuleNetwork:
@@ -281,13 +296,15 @@ class Tsai2020Diverse(CapsuleSpec):
         layers.primary(self.types, self.dim, 3, stride=2, bias=False, activation=activation)
         layers.conv_capsules("caps1", self.types, self.dim, 3, routing=routing, pose=self.pose)
         layers.dense_capsules("classes", self.classes, self.dim, routing=routing, pose=self.pose)
-        model = CapsuleNetwork(self, layers, self.head, schedule=_schedule(self.schedule, routing), n_objects=None)
+        model = CapsuleNetwork(
+            self, layers, self.head, schedule=_resolve_schedule(self.schedule, routing), n_objects=None
+        )
         if not normalized:
             init.init_layers(model.front, init.he_normal)
         return model
 
     def recipe(self) -> Recipe:
-        """SGD at 0.1 and a binary cross-entropy; an epoch is 60,000 images, made as it goes."""
+        """SGD with lr 0.1 (appendix B.1) and a binary cross-entropy; an epoch is 60,000 generated images."""
         return tsai_recipe(LossConfig("binary"))
 
 

@@ -24,28 +24,28 @@ class Yang2021(CapsuleSpec):
     =========  ===========================================================  ===============
     conv1      9x9, 256 channels, ReLU (CIFAR-10: leaky)                    256 x 20 x 20
     primary    9x9 stride 2, 32 types of 8 (CIFAR-10: 64), squash           6 x 6 x 32 x 8
-    classes    all 1152 capsules; one coefficient for each and each class   10 x 16
+    classes    dense, 1152 children; one coefficient per child and class    10 x 16
     decoder    160, 512, 1024, 784; none for CIFAR-10, nor in "/FC" columns 28 x 28
     =========  ===========================================================  ===============
 
-    Weights: 8,215,568 (MNIST, Fashion-MNIST), 22,476,288 (CIFAR-10, padded as the code it follows), 9,425,664
-    (MultiMNIST). The coefficients, 1152 x 10 and so on, are buffers beside them, moved by
-    `torchcaps.routing.Quadratic.ascend` in turns with training.
+    Parameters: 8,215,568 (MNIST, Fashion-MNIST), 22,476,288 (CIFAR-10, padded as in the code of Sabour 2017),
+    9,425,664 (MultiMNIST). The coefficients (1152 x 10 for MNIST) are buffers, updated by
+    `torchcaps.routing.Quadratic.ascend` after each optimiser step (Algorithm 1).
 
     Args:
         penalty: ``"l1"`` or ``"l2"``; by default that of the routing.
-        slope: of the leaky ReLU, 0 for a plain one. The paper does not give it; 0.2 is TensorFlow's.
+        slope: slope of the leaky ReLU; 0 is a ReLU. The paper does not specify it; 0.2 is the default of TensorFlow.
         width, types, primary_dim, dim, padding, n_objects, hidden: as in `Sabour2017`.
 
-    Official: code that implements the paper (its authorship is inferred) has a ReLU before the primary squash and
-    maximises ``|squash(v)|²`` by Adam at the rate of the weights, 0.0001, with lambda 0.00001, from coefficients of
-    1. It has no reconstruction (``reconstruction=False``). Not followed: its Xavier matrices, which saturate every
-    class capsule.
+    Official: the released code that implements the paper (its authorship is inferred) has a ReLU before the primary
+    squash and maximises ``|squash(v)|²`` by Adam with the learning rate of the weights, 0.0001, lambda 0.00001 and
+    initial coefficients of 1. It has no decoder (``reconstruction=False``). Not followed: its Xavier-initialised
+    matrices, which saturate every class capsule.
 
-    Deviation: the paper does not say what coefficients start from. That code's 1 means sums over all children
-    undivided: at the paper's learning rate of 0.001 one step then saturates every class capsule, and training ends
-    there. They start at 0.1 here, where dynamic routing over the paper's ten classes starts. How long it trains is
-    known of MultiMNIST only; 100,000 steps are ours.
+    Deviation: the paper does not specify the initial coefficients. The 1 of the code sums the votes of all children
+    without dividing them: with the paper's learning rate of 0.001 one step saturates every class capsule, and training
+    stops. Here they are 0.1, the initial coupling of dynamic routing with ten classes. The number of steps is published
+    for MultiMNIST only; the 100,000 steps of the other networks are our choice.
     """
 
     smoke_fields: ClassVar[dict[str, Any]] = {"width": 16, "types": 4, "hidden": (32,)}
@@ -68,11 +68,13 @@ class Yang2021(CapsuleSpec):
         if self.penalty not in (None, "l1", "l2"):
             raise ValueError(f"penalty must be 'l1' or 'l2', got {self.penalty!r}")
         if self.penalty is not None and not isinstance(self.routing, Quadratic):
-            raise ValueError(f"penalty belongs to Quadratic routing, and this model's is {self.routing}")
+            raise ValueError(
+                f"penalty must be None unless the routing is Quadratic, got {self.penalty!r} with {self.routing}"
+            )
 
     @property
     def effective_routing(self) -> Routing:
-        """The routing, with the penalty and what the preset changes."""
+        """Routing of the layers, with the penalty and the changes of the preset."""
         routing = super().effective_routing
         if not isinstance(routing, Quadratic):
             return routing
@@ -95,7 +97,7 @@ class Yang2021(CapsuleSpec):
         return model
 
     def recipe(self) -> Recipe:
-        """Adam; the schedule differs from data set to data set: section V."""
+        """Adam; each data set has its own learning-rate schedule: section IV-B-2."""
         return Recipe(
             loss=self.adapt_loss(LossConfig("margin"), self.n_objects),
             optimizer=OptimizerConfig("adam", 1e-4 if self.official else 1e-3),
@@ -112,7 +114,7 @@ register(
     data="mnist",
     augmentation="sabour2017.mnist",
     lr_schedule=Exponential(0.5, 1000, staircase=True),
-    steps=15_000,  # ours: after them the rate is a thirty-thousandth of the first
+    steps=15_000,  # our choice: the learning rate then is a thirty-thousandth of its initial value
     batch_size=lambda spec: 128 if spec.reconstruction else 32,
     note="the paper gives neither the first rate nor the steps, nor the batch with reconstruction",
 )
