@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
+from torchcaps._core.serialize import setting
 from torchcaps._core.validation import check_fields
 from torchcaps.models.builder import ImageTooSmallError, Layers
 from torchcaps.models.heads import HeadName, default_head
@@ -46,8 +47,8 @@ class ModelSpec(ABC):
     smoke_fields: ClassVar[dict[str, Any]] = {}
     minimums: ClassVar[dict[str, int]] = {"classes": 2, "depth": 0}
 
-    image: Image
-    classes: int = 10
+    image: Image = dataclasses.field(metadata={"identity": False})  # follows the data
+    classes: int = setting(10, identity=False)  # follows the data
     preset: Preset = "paper"
 
     def __post_init__(self) -> None:
@@ -152,7 +153,7 @@ class CapsuleSpec(ModelSpec):
     routing: Routing | str = "dynamic"
     reconstruction: bool = False
     hidden: tuple[int, ...] = (512, 1024)
-    streamed: Streamed = "auto"
+    streamed: Streamed = setting("auto", identity=False)  # follows the memory: results are equal
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "routing", as_routing(self.routing))
