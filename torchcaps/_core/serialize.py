@@ -93,8 +93,8 @@ def non_default(value: Any) -> Any:
     The class of a polymorphic value is written by its name, so that the result does not change if a module moves.
 
     >>> from torchcaps.routing import EM
-    >>> non_default(EM(2)), non_default(EM())
-    ({'class': 'EM', 'iterations': 2}, {'class': 'EM'})
+    >>> non_default(EM(3)), non_default(EM())
+    ({'class': 'EM', 'iterations': 3}, {'class': 'EM'})
     """
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return to_plain(value)
