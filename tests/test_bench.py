@@ -2,6 +2,8 @@
 
 import copy
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -148,3 +150,10 @@ def test_recorded_time_grows_in_proportion(layer: int) -> None:
     steps = {row["value"]: row["seconds"] for row in rows if row["layer"] == name and row["axis"] == "iterations"}
     assert list(steps) == list(range(1, 9))
     assert (steps[8] - steps[1]) / (steps[4] - steps[1]) < 7 / 3 * 4 / 3
+
+
+def test_memory_benchmark_rejects_unknown_cases() -> None:
+    command = [sys.executable, "-m", "benchmarks.training_memory", "capsnet_smal:3"]
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert run.returncode == 2
+    assert "capsnet_smal:3" in run.stderr
