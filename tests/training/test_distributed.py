@@ -89,8 +89,10 @@ def test_killed_worker_stops_the_others_and_torchrun_resumes(tmp_path: Path, one
 
 
 def test_signal_to_launcher_saves_and_resume_completes(tmp_path: Path, one_process: Path) -> None:
+    """Data workers, which are in the group of processes that the agent signals, do not end before the checkpoint."""
     path = tmp_path / "run"
-    stopped = run(TORCHCAPS, *FLAGS, "--devices", "2", "--out", str(path), test_signal="0 10 SIGTERM parent")
+    flags = [*FLAGS, "--devices", "2", "--num-workers", "1", "--out", str(path)]
+    stopped = run(TORCHCAPS, *flags, test_signal="0 10 SIGTERM parent")
     assert stopped.returncode == 128 + signal.SIGTERM, stopped.stderr
     assert stopped.stderr.count("torchcaps train --resume") == 1
     saved = read_checkpoint(path / "checkpoints/last.safetensors").state["run"]

@@ -75,18 +75,18 @@ class CheckpointWriter:
     Args:
         directory: the run directory.
         spec: settings of the run.
-        images: its data sets.
+        data: its data sets.
 
     Attributes:
         resume_command: the command that continues the run, for messages.
     """
 
-    def __init__(self, directory: "RunDirectory", spec: RunSpec, images: RunData) -> None:
+    def __init__(self, directory: "RunDirectory", spec: RunSpec, data: RunData) -> None:
         self.last, self.previous, self.best = directory.last, directory.previous, directory.best
         self.resume_command = f"torchcaps train --resume {directory.path}"
-        train = images.train
+        train = data.train
         self._constants = {"config": spec.to_plain(), "classes": list(train.classes), "n_images": len(train)}
-        means = [step.mean for step in images.pipeline.transforms(False) if isinstance(step, SubtractMeanImage)]
+        means = [step.mean for step in data.pipeline.transforms(False) if isinstance(step, SubtractMeanImage)]
         self._pipeline = {f"pipeline.{index}": mean for index, mean in enumerate(means) if mean is not None}
 
     @property

@@ -222,20 +222,20 @@ class ConsoleLogger:
         self._last_update = time.monotonic()
 
 
-def describe_run(spec: RunSpec, network: Network, images: RunData, out: Path) -> Iterator[str]:
+def describe_run(spec: RunSpec, network: Network, data: RunData, out: Path) -> Iterator[str]:
     """Yield the lines printed before training: model, data, recipe, memory, and warnings.
 
     Args:
         spec: the settings.
         network: the model.
-        images: the data sets.
+        data: its data sets.
         out: the run directory, which may not exist yet.
     """
     recipe = spec.recipe
     size = "x".join(map(str, network.spec.image))
     yield f"{spec.model}: {network.n_parameters:,} parameters, images of {size}, {network.spec.classes} classes"
-    yield f"{images.train.name}: {_describe_splits(images, bool(recipe.test_data))}"
-    for dataset, split in ((images.val, "validation"), (images.test, "test")):
+    yield f"{data.train.name}: {_describe_splits(data, bool(recipe.test_data))}"
+    for dataset, split in ((data.val, "validation"), (data.test, "test")):
         labels = getattr(dataset, "labels", None)
         if dataset is None or labels is None:
             continue
@@ -258,12 +258,12 @@ def describe_run(spec: RunSpec, network: Network, images: RunData, out: Path) ->
         yield "warning: this may run out of memory; reduce --batch-size or use --micro-batches 4"
 
 
-def _describe_splits(images: RunData, other_test_set: bool) -> str:
-    counts = [f"{len(images.train):,} training images"]
-    if images.val is not None:
-        counts.append(f"{len(images.val):,} validation images")
-    if images.test is not None:
-        counts.append(f"{len(images.test):,} test images" + (f" ({images.test.name})" if other_test_set else ""))
+def _describe_splits(data: RunData, other_test_set: bool) -> str:
+    counts = [f"{len(data.train):,} training images"]
+    if data.val is not None:
+        counts.append(f"{len(data.val):,} validation images")
+    if data.test is not None:
+        counts.append(f"{len(data.test):,} test images" + (f" ({data.test.name})" if other_test_set else ""))
     return ", ".join(counts)
 
 

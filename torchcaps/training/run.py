@@ -86,14 +86,14 @@ def train(
     """
     if out is not None and process_rank() == 0:
         RunDirectory.create(out, "").release()  # reports an unusable directory before any data is loaded
-    images = open_data(spec)
-    spec = adapt_to_data(spec, images, fixed)
+    data = open_data(spec)
+    spec = adapt_to_data(spec, data, fixed)
     network = build_network(spec)
-    check_n_objects(network, images)
-    _check_settings(spec, network, images)
+    check_n_objects(network, data)
+    _check_settings(spec, network, data)
     console = console or ConsoleLogger(process_rank() == 0)
     if console.enabled:
-        for line in describe_run(spec, network, images, Path(out or "runs")):
+        for line in describe_run(spec, network, data, Path(out or "runs")):
             console.print(line)
     engine = Engine(spec)
     created = (
@@ -107,7 +107,7 @@ def train(
             directory.lock()
             directory.write_config(spec)
         console.print(f"run directory: {directory.path}")
-        return _finish(Trainer(spec, directory, engine, images, network, console, clock), figures)
+        return _finish(Trainer(spec, directory, engine, data, network, console, clock), figures)
 
 
 def resume(
@@ -134,13 +134,13 @@ def resume(
         checkpoint, problems = directory.newest_checkpoint()
         if problems and checkpoint is None:
             raise CheckpointError(f"{problems[0]}; there is no other checkpoint to resume from")
-        images = open_data(spec)
-        adapt_to_data(spec, images, frozenset({"image", "classes", "n_objects"}))  # raises if the data has changed
+        data = open_data(spec)
+        adapt_to_data(spec, data, frozenset({"image", "classes", "n_objects"}))  # raises if the data has changed
         network = build_network(spec)
-        check_n_objects(network, images)
-        _check_settings(spec, network, images)
+        check_n_objects(network, data)
+        _check_settings(spec, network, data)
         engine, console = Engine(spec), console or ConsoleLogger(process_rank() == 0)
-        trainer = Trainer(spec, directory, engine, images, network, console, clock)
+        trainer = Trainer(spec, directory, engine, data, network, console, clock)
         for problem in problems:
             console.print(f"warning: {problem}; resuming from the previous checkpoint")
         best_was_damaged = engine.is_main and _remove_damaged_best(trainer)
@@ -172,7 +172,7 @@ def _short_name(name: str) -> str:
     return Path(name).name if os.sep in name else name.rpartition(".")[2] or name
 
 
-def _check_settings(spec: RunSpec, network: Network, images: RunData) -> None:
+def _check_settings(spec: RunSpec, network: Network, data: RunData) -> None:
     """Reject settings that contradict each other or need a package that is not installed."""
     recipe = spec.recipe
     if spec.tensorboard:
@@ -180,7 +180,7 @@ def _check_settings(spec: RunSpec, network: Network, images: RunData) -> None:
     if recipe.ascents and not any(isinstance(getattr(m, "routing", None), Quadratic) for m in network.modules()):
         raise ValueError(f"--ascents {recipe.ascents} needs a model with Quadratic routing: use --routing quadratic")
     recipe.optimizer.make([torch.zeros(1)])  # raises if its hyperparameters are invalid
-    if images.val is None:
+    if data.val is None:
         flags = {
             "--eval-weights best": recipe.eval_weights == "best",
             "--early-stopping-patience": spec.early_stopping_patience is not None,
@@ -244,10 +244,10 @@ def _evaluate_test_set(trainer: Trainer) -> dict[str, Evaluation]:
     Results are reused if the same weights have been evaluated before: by the last evaluation of the training, if there
     is no validation set, or because the last weights are the best ones.
     """
-    images, network, engine, step = trainer.images, trainer.network, trainer.engine, trainer.state.step
-    if images.test is None:
+    data, network, engine, step = trainer.data, trainer.network, trainer.engine, trainer.state.step
+    if data.test is None:
         return {}
-    loader = build_loader(images.test, trainer.spec, images.pipeline, False, engine)
+    loader = build_loader(data.test, trainer.spec, data.pipeline, False, engine)
     current = "last" if trainer.ema is None else "ema"  # the weights that are evaluated during training
     results: dict[str, Evaluation] = {}
     if trainer.eval_split == "test" and trainer.last_eval is not None and trainer.last_eval[0] == step:
@@ -312,8 +312,8 @@ def _results_json(trainer: Trainer, result: TrainResult) -> dict[str, Any]:
 
 def _draw(trainer: Trainer, result: TrainResult) -> None:
     """Draw the figures of a run. If that fails, the run is still complete."""
-    images, network = trainer.images, trainer.network
-    loader = None if images.test is None else build_loader(images.test, trainer.spec, images.pipeline, False)
+    data, network = trainer.data, trainer.network
+    loader = None if data.test is None else build_loader(data.test, trainer.spec, data.pipeline, False)
     rows = trainer.metrics.rows if trainer.metrics is not None else []
     try:
         with trainer.ema.swapped_into(network) if trainer.ema is not None else contextlib.nullcontext():

@@ -41,7 +41,7 @@ class Trainer:
         spec: settings, with the model's sizes matched to the data.
         directory: the run directory.
         engine: device and processes.
-        images: training, validation and test set.
+        data: training, validation and test set.
         network: the model with its initial weights.
         console: prints the progress.
         clock: returns seconds; decides about time limits and checkpoint intervals.
@@ -52,22 +52,20 @@ class Trainer:
         spec: RunSpec,
         directory: RunDirectory,
         engine: Engine,
-        images: RunData,
+        data: RunData,
         network: Network,
         console: ConsoleLogger,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.spec, self.recipe, self.directory, self.engine = spec, spec.recipe, directory, engine
-        self.images, self.network, self.console, self.clock = images, network, console, clock
+        self.data, self.network, self.console, self.clock = data, network, console, clock
         self.state, self.timer = TrainState(), Timer(clock)
-        self.loader = build_loader(images.train, spec, images.pipeline, True, engine)
-        self.batches_per_epoch = -(-len(images.train) // self.loader.batch_size)
+        self.loader = build_loader(data.train, spec, data.pipeline, True, engine)
+        self.batches_per_epoch = -(-len(data.train) // self.loader.batch_size)
         self.eval_interval = spec.eval_interval_steps or min(EVAL_INTERVAL_STEPS, self.batches_per_epoch)
-        self.eval_split = "val" if images.val is not None else "test"
-        eval_set = images.val if images.val is not None else images.test
-        self.eval_loader = (
-            build_loader(eval_set, spec, images.pipeline, False, engine) if eval_set is not None else None
-        )
+        self.eval_split = "val" if data.val is not None else "test"
+        eval_set = data.val if data.val is not None else data.test
+        self.eval_loader = build_loader(eval_set, spec, data.pipeline, False, engine) if eval_set is not None else None
         self.last_eval: tuple[int, Evaluation] | None = None  # the step and the result
         self.loss = network.loss()
         network.to(engine.device)
@@ -76,7 +74,7 @@ class Trainer:
         self.train_metrics = RunningEvaluation(network)
         self.metrics: MetricsLog | None = None  # on rank 0, while training
         self.stop_signal = StopSignal()  # active while entered, see training/run.py
-        self.checkpoints = CheckpointWriter(directory, spec, images)
+        self.checkpoints = CheckpointWriter(directory, spec, data)
 
     @property
     def total_steps(self) -> int:
@@ -91,7 +89,7 @@ class Trainer:
     def load_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint of this run."""
         self.state = restore_training(
-            checkpoint, self.spec, len(self.images.train), self.network, self.optimizer.optimizer, self.ema
+            checkpoint, self.spec, len(self.data.train), self.network, self.optimizer.optimizer, self.ema
         )
         self.engine.load_precision_state(checkpoint.state.get("precision", {}))
         if self.state.counts and self.engine.is_main:  # the sum over all processes
@@ -141,7 +139,7 @@ class Trainer:
         weight = 1.0
         if batch is None:
             batch, weight = self.loader.batch(state.epoch, 0), 0.0
-        remaining = len(self.images.train) - state.batch * self.loader.batch_size
+        remaining = len(self.data.train) - state.batch * self.loader.batch_size
         n_images = min(self.loader.batch_size, remaining)  # of all processes
         for group in self.optimizer.param_groups:
             group["lr"] = self.recipe.lr_at(state.step, state.epoch, self.total_steps)
