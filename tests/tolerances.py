@@ -41,3 +41,8 @@ def assert_all_equal(tensor: Tensor | None, value: float) -> None:
     """Fail if an element differs from ``value``; report which."""
     assert tensor is not None
     torch.testing.assert_close(tensor, torch.full_like(tensor, value), rtol=0, atol=0)
+
+
+def assert_equal(actual: Tensor | None, expected: Tensor | None) -> None:
+    """Fail if two tensors are not bit-equal; report the largest difference."""
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)

@@ -14,7 +14,7 @@ from torch import nn
 import torchcaps
 from tests.models.description import describe, describe_recipe
 from tests.models.narrow import EVERY, batch, narrow
-from tests.tolerances import SAME, relative_rms
+from tests.tolerances import SAME, assert_finite, relative_rms
 from torchcaps.capsules import Capsules
 from torchcaps.models import init
 from torchcaps.models.blocks import BasicBlock
@@ -41,7 +41,7 @@ RECIPES = dict(line.split(": ", 1) for line in (HERE / "recipes.txt").read_text(
 
 
 @EVERY
-def test_layers_and_recipe_are_those_of_the_table(name: str) -> None:
+def test_layers_and_recipe_match_the_snapshot(name: str) -> None:
     with torch.device("meta"):
         model = torchcaps.create_model(name)
     assert describe(model) == TABLES[name]
@@ -76,7 +76,7 @@ def test_layers_of_the_official_preset(name: str, lines: list[str]) -> None:
     assert [line for line in lines if line not in described] == []
 
 
-def test_the_residual_block_by_hand() -> None:
+def test_residual_block_equals_explicit_convolutions() -> None:
     for before, channels, stride in ((4, 4, 1), (4, 6, 2)):
         block = BasicBlock(before, channels, stride).double().eval()
         features = torch.randn(2, before, 8, 8, dtype=torch.float64)
@@ -92,7 +92,7 @@ def test_the_residual_block_by_hand() -> None:
         assert relative_rms(block(features), (inner + around).relu()) < CLOSE
 
 
-def test_same_padding_puts_the_odd_place_behind() -> None:
+def test_same_padding_pads_more_at_the_end() -> None:
     """TensorFlow's: for a 9x9 window of stride 2 on an even grid 3 before and 4 behind."""
     for name in ("sabour2017_cifar10", "yang2021_cifar10"):
         primary = narrow(name).double().front.primary
@@ -101,7 +101,7 @@ def test_same_padding_puts_the_odd_place_behind() -> None:
         assert relative_rms(primary(features).pose, squash(sums.unflatten(1, (4, 8)).permute(0, 3, 4, 1, 2))) < CLOSE
 
 
-def test_the_shared_classifier_scales_poses_by_their_activations() -> None:
+def test_shared_classifier_scales_poses_by_activations() -> None:
     head = SharedClassifier(4).double()
     pose, activation = torch.randn(2, 3, 4, dtype=torch.float64), torch.rand(2, 3, dtype=torch.float64)
     expected = (pose * activation[..., None]) @ head.linear.weight[0] + head.linear.bias
@@ -109,7 +109,7 @@ def test_the_shared_classifier_scales_poses_by_their_activations() -> None:
     assert relative_rms(head(Capsules(pose)), pose @ head.linear.weight[0] + head.linear.bias) < CLOSE
 
 
-def test_weights_start_as_the_frameworks_draw_them() -> None:
+def test_initial_weights_follow_the_frameworks() -> None:
     """Uniform within the framework's bound, and nearly filling it; biases 0."""
     for name, factor in (
         ("chen2019_fc_mnist", 3),
@@ -129,7 +129,7 @@ def test_weights_start_as_the_frameworks_draw_them() -> None:
     assert float(weight.detach().std()) == pytest.approx((2 / 81) ** 0.5, rel=0.02)
 
 
-def test_steady_starts() -> None:
+def test_squash_std() -> None:
     """A sum of 0.7 children's lengths; votes of at most length 1; a leak takes one share."""
     assert init.squash_std(Dynamic(3), 1152, 10, 16, 0.7) == pytest.approx(0.7 * 10 / (1152 * 16) ** 0.5)
     assert init.squash_std(Uniform(), 1152, 10, 16, 0.7) == pytest.approx(0.7 * 10 / (1152 * 16) ** 0.5)
@@ -140,7 +140,7 @@ def test_steady_starts() -> None:
     assert init.squash_std(InvertedAttention(2), 1152, 10, 16, 0.7) is None
 
 
-def test_a_hidden_layer_of_squashed_capsules_does_not_die_away() -> None:
+def test_lengths_do_not_vanish_in_hidden_layers() -> None:
     model = narrow("tsai2020_cifar10", routing="dynamic", types=16)
     trace = model(batch(model, 2)[0], trace=True).trace
     lengths = [float(states.states[-1].capsules().length().detach().mean()) for states in trace]
@@ -148,7 +148,7 @@ def test_a_hidden_layer_of_squashed_capsules_does_not_die_away() -> None:
 
 
 @pytest.mark.parametrize("before", [4, 8, 12])
-def test_a_blocks_shortcut_takes_its_stride_as_a_convolution_would(before: int) -> None:
+def test_sliced_shortcut_equals_strided_convolution(before: int) -> None:
     """By leaving places out: the gradient of a strided 1x1 convolution of few channels writes beyond its memory where
     images are channels last, on processors with AVX2 alone.
     """
@@ -160,9 +160,9 @@ def test_a_blocks_shortcut_takes_its_stride_as_a_convolution_would(before: int) 
     images = torch.randn(3, before, 7, 6, dtype=torch.float64)
     strided = F.conv2d(images, shortcut.weight, stride=2)
     inner = block.norm2(block.conv2(F.relu(block.norm1(block.conv1(images)))))
-    assert torch.allclose(block(images), F.relu(inner + block.shortcut[1](strided)))
+    torch.testing.assert_close(block(images), F.relu(inner + block.shortcut[1](strided)))
     for _ in range(5):  # what was overwritten shows when it is freed
         last = torch.randn(16, before, 28, 28).to(memory_format=torch.channels_last).requires_grad_()
         block.float()(last).sum().backward()
         assert last.grad is not None
-        assert bool(torch.isfinite(last.grad).all())
+        assert_finite(last.grad)

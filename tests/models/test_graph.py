@@ -9,7 +9,7 @@ import torch
 
 from tests.models.narrow import CAPSULE_MODELS, EVERY, STRUCTURES, batch, narrow, sample_models
 from tests.sampling import covering_sample
-from tests.tolerances import HALF, SAME, relative_rms
+from tests.tolerances import HALF, SAME, assert_equal, assert_finite, relative_rms
 from torchcaps import list_models
 from torchcaps.models import Output
 
@@ -27,7 +27,7 @@ def test_structures_cover_all_papers() -> None:
 
 
 @SOME_STRUCTURES
-def test_one_graph_under_compile(name: str) -> None:
+def test_compile_to_a_single_graph(name: str) -> None:
     torch.compiler.reset()
     model = narrow(name).eval()
     images = batch(model, 3)[0]
@@ -36,7 +36,7 @@ def test_one_graph_under_compile(name: str) -> None:
 
 
 @SOME_STRUCTURES
-def test_export_with_a_dynamic_batch(name: str) -> None:
+def test_export_with_dynamic_batch_size(name: str) -> None:
     model = narrow(name).eval()
     program = torch.export.export(model, (batch(model, 3)[0],), dynamic_shapes={"images": {0: BATCH}})
     for n_images in (1, 5):
@@ -47,7 +47,7 @@ def test_export_with_a_dynamic_batch(name: str) -> None:
             assert relative_rms(found.reconstruction, expected.reconstruction) < SAME[torch.float32]
 
 
-def test_an_exported_model_can_be_saved() -> None:
+def test_save_and_load_an_exported_model() -> None:
     model = narrow("capsnet_small").eval()
     program = torch.export.export(model, (batch(model, 3)[0],), dynamic_shapes={"images": {0: BATCH}})
     file = io.BytesIO()
@@ -60,7 +60,7 @@ def test_an_exported_model_can_be_saved() -> None:
 
 
 @pytest.mark.parametrize("name", ["sabour2017_mnist", "tsai2020_resnet_cifar10"])
-def test_a_training_step_under_compile(name: str) -> None:
+def test_compiled_training_step(name: str) -> None:
     torch.compiler.reset()
     model = narrow(name).double()
     images, labels, _ = batch(model, 3)
@@ -75,7 +75,7 @@ def test_a_training_step_under_compile(name: str) -> None:
 
 
 @EVERY
-def test_channels_last_is_the_same_model(name: str) -> None:
+def test_channels_last_gives_equal_outputs(name: str) -> None:
     model = narrow(name).double().eval()
     images = batch(model, 3)[0].double()
     expected = model(images)
@@ -86,7 +86,7 @@ def test_channels_last_is_the_same_model(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "half"), MODELS_IN_HALF)
-def test_half_precision_is_finite_and_near(name: str, half: str) -> None:
+def test_half_precision(name: str, half: str) -> None:
     """Completely in half precision, and under autocast with the routing in float32."""
     dtype = HALVES[half]
     model = narrow(name)
@@ -105,25 +105,25 @@ def test_half_precision_is_finite_and_near(name: str, half: str) -> None:
     assert all(bool(torch.isfinite(p.grad).all()) for p in model.parameters())  # type: ignore[union-attr]
     halved = copy.deepcopy(model).eval().to(dtype)(images).scores
     assert halved.dtype == dtype
-    assert bool(torch.isfinite(halved).all())
+    assert_finite(halved)
 
 
 @pytest.mark.parametrize("name", CAPSULE_MODELS[::4])
-def test_copies_and_saved_weights_give_the_same(name: str) -> None:
+def test_copies_and_loaded_weights_give_equal_outputs(name: str) -> None:
     model = narrow(name).eval()
     images = batch(model, 2)[0]
     expected = model(images).scores
-    assert torch.equal(copy.deepcopy(model)(images).scores, expected)
-    assert torch.equal(pickle.loads(pickle.dumps(model))(images).scores, expected)
+    assert_equal(copy.deepcopy(model)(images).scores, expected)
+    assert_equal(pickle.loads(pickle.dumps(model))(images).scores, expected)
     torch.manual_seed(5)
     other = model.spec.build().eval()
     assert not torch.equal(other(images).scores, expected)
     other.load_state_dict(model.state_dict())
-    assert torch.equal(other(images).scores, expected)
+    assert_equal(other(images).scores, expected)
 
 
 @EVERY
-def test_nothing_is_written_during_forward_but_batch_statistics(name: str) -> None:
+def test_forward_writes_nothing_but_batch_statistics(name: str) -> None:
     model = narrow(name).eval()
     images, labels, _ = batch(model, 2)
     before = {key: value.clone() for key, value in model.state_dict().items()}

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.models.narrow import CAPSULE_MODELS, EVERY, batch, narrow
-from tests.tolerances import STREAMED, relative_rms
+from tests.tolerances import STREAMED, assert_equal, relative_rms
 from torchcaps import create_model
 from torchcaps.capsules import Capsules
 from torchcaps.models import CapsuleNetwork, ConvNetwork, Objective, Output
@@ -15,7 +15,7 @@ RECONSTRUCTING = [name for name in CAPSULE_MODELS if MODELS.get(name).spec.recon
 
 
 @EVERY
-def test_shapes_and_a_batch_of_one(name: str) -> None:
+def test_output_shapes(name: str) -> None:
     model = narrow(name).eval()
     for n_images in (1, 3):
         output = model(batch(model, n_images)[0])
@@ -37,26 +37,26 @@ def test_shapes_and_a_batch_of_one(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CAPSULE_MODELS)
-def test_scores_are_in_the_papers_meaning(name: str) -> None:
+def test_scores_are_those_of_the_head(name: str) -> None:
     model = narrow(name).eval()
     with torch.no_grad():
         output = model(batch(model, 3)[0])
     head = model.spec.head  # type: ignore[attr-defined]
     if head == "length":
-        assert torch.equal(output.scores, output.capsules.length())
+        assert_equal(output.scores, output.capsules.length())
     elif head == "normalized":
-        assert torch.equal(output.scores, output.capsules.length(normalized=True))
+        assert_equal(output.scores, output.capsules.length(normalized=True))
     elif head == "activation":
         assert output.scores is output.capsules.activation
     else:
-        assert torch.equal(output.scores, model.head.linear(output.capsules.pose)[..., 0])
+        assert_equal(output.scores, model.head.linear(output.capsules.pose)[..., 0])
     if head != "linear":
         assert float(output.scores.min()) >= 0
         assert float(output.scores.max()) < 1
 
 
 @pytest.mark.parametrize("name", CAPSULE_MODELS)
-def test_the_trace_has_every_layer_and_iteration(name: str) -> None:
+def test_trace_has_every_layer_and_iteration(name: str) -> None:
     model = narrow(name).eval()
     images = batch(model, 2)[0]
     output = model(images, trace=True)
@@ -72,40 +72,40 @@ def test_the_trace_has_every_layer_and_iteration(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RECONSTRUCTING)
-def test_decoding_is_by_label_in_training_and_by_prediction_otherwise(name: str) -> None:
+def test_labels_are_decoded_in_training_and_predictions_in_evaluation(name: str) -> None:
     model = narrow(name, **({"routing": Attention(dropout=0)} if name.startswith("choi") else {}))
     images, labels, _ = batch(model, 4)
     other = (labels + 1) % model.spec.classes
     trained, changed = model(images, labels), model(images, other)
-    assert torch.equal(trained.scores, changed.scores)
+    assert_equal(trained.scores, changed.scores)
     assert not torch.allclose(trained.reconstruction, changed.reconstruction)
-    assert torch.equal(trained.reconstruction, model.decode(trained.capsules, labels))
+    assert_equal(trained.reconstruction, model.decode(trained.capsules, labels))
     model.eval()
     by_label, alone = model(images, labels), model(images)
     if model.n_objects == 1:
-        assert torch.equal(by_label.reconstruction, alone.reconstruction)
-    assert torch.equal(alone.reconstruction, model.decode(alone.capsules))
+        assert_equal(by_label.reconstruction, alone.reconstruction)
+    assert_equal(alone.reconstruction, model.decode(alone.capsules))
     count = model.n_objects
     best = alone.scores.argmax(1) if count == 1 else alone.scores.topk(count, dim=1).indices
-    assert torch.equal(alone.reconstruction, model.decode(alone.capsules, best))
+    assert_equal(alone.reconstruction, model.decode(alone.capsules, best))
 
 
-def test_multimnist_decodes_each_digit_by_itself() -> None:
+def test_multimnist_decodes_each_digit_separately() -> None:
     model = narrow("sabour2017_multimnist")
     images, labels, targets = batch(model, 4)
     output = model(images, labels)
-    assert torch.equal(model.decode(output, labels), output.reconstruction)
+    assert_equal(model.decode(output, labels), output.reconstruction)
     for k in range(2):
-        assert torch.allclose(output.reconstruction[:, k], model.decode(output.capsules, labels[:, k]))
+        torch.testing.assert_close(output.reconstruction[:, k], model.decode(output.capsules, labels[:, k]))
     hot = torch.nn.functional.one_hot(labels, 10).amax(1)
     rising = model(images, labels.sort(1).values)
-    assert torch.equal(model(images, hot).reconstruction, rising.reconstruction)
+    assert_equal(model(images, hot).reconstruction, rising.reconstruction)
     value = model.loss()(output, labels, targets)
-    assert torch.allclose(model.loss()(output, hot, targets), value)
+    torch.testing.assert_close(model.loss()(output, hot, targets), value)
     assert not torch.allclose(model.loss()(output, labels, targets.flip(1)), value)  # each has its own target
 
 
-def test_predicted_digits_stand_beside_their_targets() -> None:
+def test_predicted_digits_are_decoded_in_the_order_of_the_labels() -> None:
     """In evaluation each right prediction comes in the place of its label, so that a loss compares like with like."""
     model = narrow("sabour2017_multimnist").eval()
     images, _, _ = batch(model, 4)
@@ -121,7 +121,7 @@ def test_predicted_digits_stand_beside_their_targets() -> None:
         ((second, wrong), (second, first)),
     ):
         found = model(images, torch.stack(labels, dim=1)).reconstruction
-        assert torch.equal(found, model.decode(alone.capsules, torch.stack(decoded, dim=1)))
+        assert_equal(found, model.decode(alone.capsules, torch.stack(decoded, dim=1)))
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_predicted_digits_stand_beside_their_targets() -> None:
 @pytest.mark.parametrize(
     "name", ["sabour2017_mnist", "choi2019_mnist", "tsai2020_cifar10", "chen2019_multi_cifar10", "hinton2018_smallnorb"]
 )
-def test_any_routing_in_any_architecture(name: str, routing: str) -> None:
+def test_head_and_loss_follow_the_routing(name: str, routing: str) -> None:
     """The head and the loss follow the routing, so that the scores mean something."""
     changes = {"dim": 8, "types": 2, "primary_dim": 2} if name == "sabour2017_mnist" and routing == "attention" else {}
     model = narrow(name, routing=routing, **changes)
@@ -146,11 +146,11 @@ def test_any_routing_in_any_architecture(name: str, routing: str) -> None:
         assert float(scores.max()) <= 1
 
 
-def test_the_issue_of_a_changed_model() -> None:
+def test_models_with_other_image_classes_and_routing() -> None:
     model = create_model("sabour2017_mnist", image=(3, 40, 40), classes=7, routing=EM(2), reconstruction=False)
     output = model(torch.rand(2, 3, 40, 40))
     assert output.scores.shape == (2, 7)
-    assert torch.equal(output.scores, output.capsules.activation)
+    assert_equal(output.scores, output.capsules.activation)
     assert output.reconstruction is None
     assert create_model("tsai2020_cifar10", routing=InvertedAttention(1, activations=True), width=8, types=4)(
         torch.rand(1, 3, 32, 32)

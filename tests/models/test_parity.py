@@ -13,7 +13,7 @@ from torchcaps.routing import Attention, Dynamic, InvertedAttention, Uniform
 CLOSE = SAME[torch.float64]
 
 
-def test_chens_dense_and_conv_cifar_nets_are_one_function() -> None:
+def test_dense_and_conv_networks_of_chen2019_are_equal_on_cifar10() -> None:
     dense, conv = narrow("chen2019_fc_cifar10").double(), narrow("chen2019_conv_cifar10").double()
     weights = dense.state_dict()
     like = conv.state_dict()
@@ -28,7 +28,7 @@ def test_chens_dense_and_conv_cifar_nets_are_one_function() -> None:
         assert relative_rms(found, expected) < CLOSE
 
 
-def test_chens_coupling_is_a_factor_of_the_matrices() -> None:
+def test_couplings_of_chen2019_are_factors_of_the_matrices() -> None:
     """Nothing stands between transform and coupling: c_ij W_ij with couplings of 1 is the same net."""
     model = narrow("chen2019_fc_mnist").double()
     images = batch(model, 3)[0].double()
@@ -41,7 +41,7 @@ def test_chens_coupling_is_a_factor_of_the_matrices() -> None:
     assert relative_rms(model(images).scores, expected) < CLOSE
 
 
-def test_a_choi_net_of_depth_0_is_its_own_class_layer() -> None:
+def test_choi2019_of_depth_0_is_its_class_layer() -> None:
     model = narrow("choi2019_cifar10", depth=0).double().eval()
     assert list(model.capsules.layers) == ["classes"]
     images = batch(model, 3)[0].double()
@@ -52,7 +52,7 @@ def test_a_choi_net_of_depth_0_is_its_own_class_layer() -> None:
     assert model.capsules.layers["classes"].kernel_size == primary.pose.shape[1:3]
 
 
-def test_chois_class_n_comes_from_channel_n_alone() -> None:
+def test_class_n_of_choi2019_depends_on_channel_n_only() -> None:
     """The authors' reshape would mix them."""
     model = narrow("choi2019_mnist").double().eval()
     images = batch(model, 2)[0].double()
@@ -64,7 +64,7 @@ def test_chois_class_n_comes_from_channel_n_alone() -> None:
 
 
 @pytest.mark.parametrize("name", ["tsai2020_cifar10", "tsai2020_resnet_cifar100", "tsai2020_diverse_vector"])
-def test_tsais_schedules_agree_after_one_iteration(name: str) -> None:
+def test_schedules_of_tsai2020_are_equal_for_one_iteration(name: str) -> None:
     for iterations, same in ((1, True), (2, False)):
         models = [
             narrow(name, routing=InvertedAttention(iterations), schedule=schedule).double().eval()
@@ -76,7 +76,7 @@ def test_tsais_schedules_agree_after_one_iteration(name: str) -> None:
         assert (relative_rms(concurrent, sequential) < CLOSE) is same
 
 
-def test_capsnet_is_the_papers_layers_put_together_by_hand() -> None:
+def test_capsnet_equals_its_layers_in_sequence() -> None:
     """The README's way, layer by layer, against the model by name."""
     torch.manual_seed(0)
     model = torchcaps.create_model("sabour2017_mnist", width=16, types=4).double()
@@ -93,7 +93,7 @@ def test_capsnet_is_the_papers_layers_put_together_by_hand() -> None:
     assert relative_rms(model(images).scores, hand(images).length()) < CLOSE
 
 
-def test_tsais_net_is_the_papers_layers_put_together_by_hand() -> None:
+def test_tsai2020_equals_its_layers_in_sequence() -> None:
     torch.manual_seed(0)
     model = torchcaps.create_model("tsai2020_cifar10", width=16, types=4).double()
     routing = InvertedAttention(2)
@@ -111,7 +111,7 @@ def test_tsais_net_is_the_papers_layers_put_together_by_hand() -> None:
     assert relative_rms(model(images).capsules.pose, hand(images).pose) < CLOSE
 
 
-def test_one_iteration_of_capsnet_is_the_uniform_net() -> None:
+def test_capsnet_with_one_iteration_equals_uniform_routing() -> None:
     one, uniform = (narrow("sabour2017_mnist", routing=routing).double() for routing in (Dynamic(1), Uniform()))
     uniform.load_state_dict(one.state_dict())
     images = batch(one, 3)[0].double()
@@ -119,7 +119,7 @@ def test_one_iteration_of_capsnet_is_the_uniform_net() -> None:
 
 
 @pytest.mark.parametrize("name", ["sabour2017_mnist", "tsai2020_cifar10", "choi2019_cifar10", "tsai2020_em_cifar10"])
-def test_stored_and_streamed_models_are_the_same(name: str) -> None:
+def test_stored_and_streamed_models_are_equal(name: str) -> None:
     changes = {"routing": Attention(dropout=0)} if name.startswith("choi") else {}
     models = [narrow(name, streamed=streamed, **changes).double() for streamed in (False, True)]
     models[1].load_state_dict(models[0].state_dict())

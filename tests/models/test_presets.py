@@ -25,7 +25,7 @@ def test_both_presets_build_and_run(name: str) -> None:
         assert model.spec.preset == preset
 
 
-def test_sabours_official_primary_layer_divides_by_the_types() -> None:
+def test_official_sabour2017_divides_primary_outputs_by_types() -> None:
     for name, divisor in (("sabour2017_mnist", 4), ("sabour2017_cifar10", 4 + 1)):  # one more with the leak
         model = narrow(name, preset="official", padding="valid", image=(1, 28, 28)).double()
         features = torch.rand(2, 16, 20, 20, dtype=torch.float64)
@@ -35,7 +35,7 @@ def test_sabours_official_primary_layer_divides_by_the_types() -> None:
         assert relative_rms(primary(features).pose, expected) < SAME[torch.float64]
 
 
-def test_sabours_official_start() -> None:
+def test_official_sabour2017_initialisation() -> None:
     torch.manual_seed(0)
     model = create_model("sabour2017_mnist", preset="official")
     layer = model.capsules.layers["digit"]
@@ -52,33 +52,33 @@ def test_sabours_official_start() -> None:
         assert bool((bias == 0.1).all())
 
 
-def test_sabours_official_loss_weighs_reconstruction_twenty_times() -> None:
+def test_official_sabour2017_weights_reconstruction_20_times() -> None:
     paper, official = (narrow("sabour2017_mnist", preset=preset) for preset in ("paper", "official"))
     images, labels, _ = batch(paper, 4)
     output = paper(images, labels)
     bare = output._replace(reconstruction=None)
     margin, error = (paper.loss()(bare, labels), paper.loss()(output, labels, images) - paper.loss()(bare, labels))
-    assert torch.allclose(official.loss()(bare, labels), margin / 20)
-    assert torch.allclose(official.loss()(output, labels, images), margin / 20 + error)
+    torch.testing.assert_close(official.loss()(bare, labels), margin / 20)
+    torch.testing.assert_close(official.loss()(output, labels, images), margin / 20 + error)
 
 
-def test_chens_official_margins_and_weak_baseline() -> None:
+def test_official_chen2019_margins_and_baseline() -> None:
     for name, positive in (("fc_mnist", 0.7), ("fc_cifar10", 0.6), ("multi_cifar10", 0.6), ("dynamic_cifar10", 0.6)):
-        assert create_official(f"chen2019_{name}").recipe.loss.positive_margin == positive
+        assert official(f"chen2019_{name}").recipe.loss.positive_margin == positive
         assert narrow(f"chen2019_{name}").recipe.loss.positive_margin == 0.9
     assert narrow("chen2019_fc_cifar10", image=(1, 32, 32)).recipe == narrow("chen2019_fc_cifar10").recipe
-    baseline = create_official("chen2019_dynamic_mnist")
+    baseline = official("chen2019_dynamic_mnist")
     assert baseline.capsules.layers["classes"].routing.iterations == 4
     assert baseline.recipe.optimizer == OptimizerConfig("sgd", 1e-2, momentum=0.9)
     assert isinstance(baseline.front.primary.activation, torch.nn.Identity)
 
 
-def create_official(name: str):
+def official(name: str):
     return narrow(name, preset="official")
 
 
-def test_yangs_official_objective() -> None:
-    model = create_official("yang2021_mnist")
+def test_official_yang2021_objective() -> None:
+    model = official("yang2021_mnist")
     routing = model.capsules.layers["classes"].routing
     assert (routing.method, routing.objective, routing.initial, routing.lr) == ("adam", "capsule", 1.0, 1e-4)
     assert model.front.primary.relu
@@ -86,7 +86,7 @@ def test_yangs_official_objective() -> None:
     assert narrow("yang2021_mnist").capsules.layers["classes"].routing == Quadratic(initial=0.1)
 
 
-def test_a_preset_changes_defaults_and_nothing_that_was_chosen() -> None:
+def test_presets_change_only_defaults() -> None:
     chosen = Quadratic(initial=0.3, lr=0.5)
     assert narrow("yang2021_mnist", preset="official", routing=chosen).capsules.layers["classes"].routing == chosen
     routing = narrow("chen2019_dynamic_mnist", preset="official", routing=Dynamic(2)).capsules.layers["classes"].routing
@@ -96,7 +96,7 @@ def test_a_preset_changes_defaults_and_nothing_that_was_chosen() -> None:
     assert not narrow("hinton2018_smallnorb", coordinates=False).capsules.layers["classes"].routing.coordinates
 
 
-def test_official_augmentation_has_its_own_name() -> None:
+def test_official_augmentation_and_data() -> None:
     for name in ("choi2019_mnist", "choi2019_affnist", "sabour2017_smallnorb"):
         paper, official = (narrow(name, preset=preset).recipe.augmentation for preset in ("paper", "official"))
         assert official.startswith(paper)
@@ -106,7 +106,7 @@ def test_official_augmentation_has_its_own_name() -> None:
         assert data == ["multimnist", "multimnist-official"]
 
 
-def test_yangs_batch_and_ascents() -> None:
+def test_batch_size_and_ascents_of_yang2021() -> None:
     assert narrow("yang2021_mnist").recipe.batch_size == 128
     assert narrow("yang2021_mnist", reconstruction=False).recipe.batch_size == 32
     assert narrow("yang2021_mnist").recipe.ascents == 1  # Algorithm 1
@@ -115,7 +115,7 @@ def test_yangs_batch_and_ascents() -> None:
     assert narrow("yang2021_mnist").spec.build().recipe.ascents == 1
 
 
-def test_trap_16_sabours_rate_decays_at_every_step() -> None:
+def test_trap_16_lr_of_sabour2017_decays_at_every_step() -> None:
     recipe = create_model("sabour2017_mnist", width=4, types=2).recipe
     assert recipe.lr_at(0) == 1e-3
     assert abs(recipe.lr_at(1000) - 1e-3 * 0.96**0.5) < EXACT
@@ -124,14 +124,14 @@ def test_trap_16_sabours_rate_decays_at_every_step() -> None:
     assert abs(multi.lr_at(10_000) - 1e-3 * 0.96**0.5) < EXACT
 
 
-def test_trap_24_chois_rate_is_halved_after_10000_steps() -> None:
+def test_trap_24_lr_of_choi2019_is_halved_after_10000_steps() -> None:
     paper, official = (narrow("choi2019_mnist", preset=preset).recipe for preset in ("paper", "official"))
     assert paper.lr_at(10_000) == pytest.approx(0.5e-3)
     assert official.lr_at(10_000, epoch=50) == paper.lr_at(10_000)
     assert official.lr_at(10_000, epoch=51) == pytest.approx(0.25e-3)
 
 
-def test_the_other_schedules() -> None:
+def test_lr_schedules() -> None:
     assert [Milestones((150, 250), 0.1).factor(0, epoch) for epoch in (149, 150, 250)] == pytest.approx([1, 0.1, 0.01])
     assert Inverse(1e-4, 0.75).factor(10_000) == pytest.approx(2**-0.75)
     assert [Exponential(0.6, 8000, staircase=True).factor(step) for step in (7999, 8000)] == [1, 0.6]
@@ -147,7 +147,7 @@ def test_the_other_schedules() -> None:
 
 
 @EVERY
-def test_the_recipe_is_complete_and_steps(name: str) -> None:
+def test_recipes_are_complete_and_train(name: str) -> None:
     """A loss, an optimiser, a schedule, data, and how long; and the optimiser's own step lowers nothing to NaN."""
     model = narrow(name)
     recipe = model.recipe
@@ -178,11 +178,11 @@ def test_the_recipe_is_complete_and_steps(name: str) -> None:
         ("chen2019_fc_mnist", LossConfig("margin", reconstruction_reduction="half")),
     ],
 )
-def test_each_paper_has_its_loss(name: str, loss: LossConfig) -> None:
+def test_losses_of_the_papers(name: str, loss: LossConfig) -> None:
     assert narrow(name).recipe.loss == loss
 
 
-def test_the_spread_loss_knows_the_step() -> None:
+def test_spread_loss_depends_on_the_step() -> None:
     model = narrow("hinton2018_smallnorb")
     images, labels, _ = batch(model, 4)
     output = model(images)
@@ -190,12 +190,12 @@ def test_the_spread_loss_knows_the_step() -> None:
     assert float((late - early).detach()) > 0
 
 
-def test_changes_to_the_recipe_are_made_by_replacing() -> None:
+def test_recipes_are_changed_by_replace() -> None:
     recipe = narrow("capsnet_small").recipe
     assert dataclasses.replace(recipe, batch_size=7).batch_size == 7
 
 
-def test_every_model_says_what_its_official_preset_is() -> None:
+def test_official_presets_are_documented() -> None:
     for entry in MODELS.values():
         if "official" in entry.spec.presets:
             assert "Official:" in (type(entry.spec).__doc__ or ""), entry.name

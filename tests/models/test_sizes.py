@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.models.narrow import EVERY, narrow
+from tests.tolerances import assert_finite
 from torchcaps import create_model
 
 # (image, classes): the smallest, the largest, and one that is neither square nor even.
@@ -17,7 +18,7 @@ SMALLEST = {"chen2019_multi_cifar10": 23, "capsnet_images": 25}
 
 @pytest.mark.parametrize(("image", "classes"), SIZES, ids=["small", "large", "odd"])
 @EVERY
-def test_other_sizes_at_full_width(name: str, image: tuple[int, int, int], classes: int) -> None:
+def test_other_image_sizes_at_full_width(name: str, image: tuple[int, int, int], classes: int) -> None:
     """On the meta device: every layer is built for what reaches it, and the output has the new shape."""
     with torch.device("meta"):
         if min(image[1:]) < SMALLEST.get(name, 0):
@@ -33,13 +34,13 @@ def test_other_sizes_at_full_width(name: str, image: tuple[int, int, int], class
 
 @pytest.mark.parametrize(("image", "classes"), [((1, 20, 20), 2), ((4, 33, 46), 23)], ids=["small", "odd"])
 @EVERY
-def test_other_sizes_in_numbers(name: str, image: tuple[int, int, int], classes: int) -> None:
+def test_other_image_sizes_give_finite_scores(name: str, image: tuple[int, int, int], classes: int) -> None:
     image = (image[0], *(max(side, SMALLEST.get(name, 0)) for side in image[1:]))
     model = narrow(name, image=image, classes=classes).eval()
     with torch.no_grad():
         scores = model(torch.rand(1, *image)).scores
     assert scores.shape == (1, classes)
-    assert bool(torch.isfinite(scores).all())
+    assert_finite(scores)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,7 @@ def test_other_sizes_in_numbers(name: str, image: tuple[int, int, int], classes:
         ("tsai2020_cnn_cifar10", 5),
     ],
 )
-def test_the_smallest_possible_image_is_named(name: str, least: int) -> None:
+def test_error_names_the_smallest_image(name: str, least: int) -> None:
     """And it is possible: that size works, one less does not."""
     channels = narrow(name).spec.image[0]
     assert (

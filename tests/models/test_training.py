@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from tests.models.narrow import CAPSULE_MODELS, EVERY, batch, narrow, sample_models
 from tests.sampling import covering_sample
+from tests.tolerances import assert_equal
 from torchcaps import create_model
 from torchcaps._core.labels import split_labels
 from torchcaps.models import Network
@@ -43,7 +44,7 @@ def check_gradients(model: Network) -> None:
 
 
 @EVERY
-def test_the_loss_falls_and_every_parameter_receives_a_gradient(name: str) -> None:
+def test_loss_decreases_and_every_parameter_has_a_gradient(name: str) -> None:
     model = narrow(name).double()
     images, labels, targets = batch(model, 4)
     images, targets = images.double(), targets.double()
@@ -63,7 +64,7 @@ def test_the_loss_falls_and_every_parameter_receives_a_gradient(name: str) -> No
 
 
 @pytest.mark.parametrize("name", sample_models(CAPSULE_MODELS, 12))
-def test_eight_images_are_learnt_by_heart(name: str) -> None:
+def test_models_overfit_eight_images(name: str) -> None:
     model = narrow(name)
     images, labels, targets = batch(model, 8)
     loss, optimizer = model.loss(), torch.optim.Adam(model.parameters(), 3e-3)
@@ -77,7 +78,7 @@ def test_eight_images_are_learnt_by_heart(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "preset"), covering_sample(FULL_SIZE_CASES, 20, [spec_and_preset]))
-def test_class_capsules_start_with_gradients(name: str, preset: str) -> None:
+def test_initial_class_capsules_are_not_saturated(name: str, preset: str) -> None:
     """At full width and in training mode: squashed lengths have no slope at 0 and 1, so they start in between."""
     torch.manual_seed(0)
     model = create_model(name, preset=preset)
@@ -94,7 +95,7 @@ def test_class_capsules_start_with_gradients(name: str, preset: str) -> None:
         assert 0.001 < float(output.scores.mean()) < 0.5, preset
 
 
-def test_yang_alternates_without_moving_weights() -> None:
+def test_ascent_changes_only_the_coefficients() -> None:
     model = narrow("yang2021_mnist", penalty="l1")
     images, labels, _ = batch(model, 8)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -104,7 +105,7 @@ def test_yang_alternates_without_moving_weights() -> None:
     assert model.spec.effective_routing.penalty == "l1"  # type: ignore[attr-defined]
 
 
-def test_yangs_multimnist_net_ascends_with_the_labels_it_takes() -> None:
+def test_ascent_accepts_indices_and_multi_hot_labels() -> None:
     results = []
     for as_numbers in (True, False):
         model = narrow("yang2021_multimnist")
@@ -112,4 +113,4 @@ def test_yangs_multimnist_net_ascends_with_the_labels_it_takes() -> None:
         given = labels if as_numbers else split_labels(labels, 10, 2)[1]
         Quadratic.ascend(model, images, given)
         results.append(model.capsules.layers["classes"].coefficients["coefficient"])
-    assert torch.equal(*results)
+    assert_equal(*results)
