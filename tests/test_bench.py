@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.commands import refusal, run
+from tests.cli.commands import run_command, usage_error
 from tests.tolerances import SAME, relative_rms
 from torchcaps.bench import CASES, Case, compare, make_explicit, matmul_rate, measure_case
 from torchcaps.bench.cases import Work
@@ -84,13 +84,13 @@ def test_a_case_is_measured() -> None:
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    text = run(capsys, "bench", "small", "--repeat", "1", "--out", str(tmp_path / "speed.json"))
+    text = run_command(capsys, "bench", "small", "--repeat", "1", "--out", str(tmp_path / "speed.json"))
     assert "16x8 to 10x16, batch 1, against the plain path" in text
     record = json.loads((tmp_path / "speed.json").read_text())
     assert record["rows"][0]["case"] == "small"
-    assert "did you mean 'dynamic-last'" in refusal("bench", "dynamic-lst")
-    assert "--repeat must be 1 or more, got 0" in refusal("bench", "--repeat", "0")
-    assert "there is no folder" in refusal("bench", "small", "--out", str(tmp_path / "none/x.json"))
+    assert "did you mean 'dynamic-last'" in usage_error("bench", "dynamic-lst")
+    assert "--repeat must be 1 or more, got 0" in usage_error("bench", "--repeat", "0")
+    assert "there is no folder" in usage_error("bench", "small", "--out", str(tmp_path / "none/x.json"))
 
 
 def test_the_growth_is_drawn(tmp_path: Path) -> None:

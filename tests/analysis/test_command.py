@@ -8,8 +8,8 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.commands import refusal
-from tests.commands import run as command
+from tests.cli.commands import usage_error
+from tests.cli.commands import run_command
 from torchcaps import analysis
 from torchcaps._core.stats import wilson_interval
 from torchcaps.analysis import ANALYSES, list_analyses
@@ -67,7 +67,7 @@ def test_every_analysis_prints_a_table_and_writes_a_figure(
     name: str, runs: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "new" / "directory" / f"{name}.png"
-    printed = command(capsys, "analyze", run_for(runs, name), name, "--out", str(out), *quick_options(name))
+    printed = run_command(capsys, "analyze", run_for(runs, name), name, "--out", str(out), *quick_options(name))
     with Image.open(out) as image:
         assert min(image.size) > 200
     assert str(out) in printed
@@ -77,7 +77,7 @@ def test_every_analysis_prints_a_table_and_writes_a_figure(
 @pytest.mark.parametrize("name", list_analyses())
 def test_every_analysis_prints_json(name: str, runs: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     path = run_for(runs, name)
-    report = json.loads(command(capsys, "analyze", path, name, "--json", *quick_options(name)))
+    report = json.loads(run_command(capsys, "analyze", path, name, "--json", *quick_options(name)))
     assert report["analysis"] == name
     assert sorted(report["options"]) == sorted(ANALYSES.get(name).flags)
     assert report["figures"] == []
@@ -86,12 +86,12 @@ def test_every_analysis_prints_json(name: str, runs: dict[str, str], capsys: pyt
     assert len(values) > 0
     assert max(map(abs, values)) < 1e3
     if name in RANDOM:
-        again = json.loads(command(capsys, "analyze", path, name, "--json", *quick_options(name)))
+        again = json.loads(run_command(capsys, "analyze", path, name, "--json", *quick_options(name)))
         assert again == report
 
 
 def test_the_default_figure_is_in_the_run_directory(runs: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    printed = command(capsys, "analyze", "--images", "4", runs["one"], "--num-threads", "1", "dead")
+    printed = run_command(capsys, "analyze", "--images", "4", runs["one"], "--num-threads", "1", "dead")
     out = Path(runs["one"]) / "figures" / "dead.png"
     assert str(out) in printed
     assert out.stat().st_size > 0
@@ -102,14 +102,14 @@ def test_the_suffix_selects_the_format(
     suffix: str, magic: bytes, runs: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / f"figure.{suffix}"
-    command(capsys, "analyze", runs["one"], "dead", "--out", str(out), *quick_options("dead"))
+    run_command(capsys, "analyze", runs["one"], "dead", "--out", str(out), *quick_options("dead"))
     assert out.read_bytes()[: len(magic)] == magic
 
 
 @pytest.mark.parametrize("name", COMPARING)
 def test_several_runs_are_compared(name: str, runs: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     words = ["analyze", runs["one"], runs["other"], name, "--json", *quick_options(name)]
-    report = json.loads(command(capsys, *words))
+    report = json.loads(run_command(capsys, *words))
     rows = " ".join(report["rows"])
     assert list(report["runs"]) == ["one", "other"]
     assert [run in rows for run in ("one", "other")] == [True, True]
@@ -120,7 +120,7 @@ def test_an_analysis_may_write_several_figures(
 ) -> None:
     out, samples = tmp_path / "figure.png", tmp_path / "figure-images.png"
     words = ["analyze", runs["one"], "--out", str(out), runs["other"], "gan", *quick_options("gan")]
-    printed = command(capsys, *words)
+    printed = run_command(capsys, *words)
     assert [str(path) in printed for path in (out, samples)] == [True, True]
     assert [path.exists() for path in (out, samples)] == [True, True]
 
@@ -132,27 +132,27 @@ def test_values_are_those_of_the_python_function(runs: dict[str, str], capsys: p
     expected = analysis.attack(run.model, batch.images, batch.labels, "pgd", eps=2 / 255, seed=5)
     words = ("--data", "digits", *THREADS, "--json", "--images")
     options = ("--eps", "2", "--method", "pgd", "--seed", "5")
-    report = json.loads(command(capsys, "analyze", runs["one"], "attack", *words, "16", *options))
+    report = json.loads(run_command(capsys, "analyze", runs["one"], "attack", *words, "16", *options))
     assert report["images"] == 16
     row = report["rows"]["one"]
     assert (row["clean_accuracy"], row["accuracy"]) == (expected.clean_accuracy, expected.accuracy)
     assert row["interval"] == list(wilson_interval(round(16 * expected.accuracy), 16))
     assert report["options"] == {"method": "pgd", "eps": 2, "iterations": None, "source": None, "seed": 5}
-    all_images = json.loads(command(capsys, "analyze", runs["one"], "dead", *words, "100000"))
+    all_images = json.loads(run_command(capsys, "analyze", runs["one"], "dead", *words, "100000"))
     assert all_images["images"] == len(create_dataset("digits", "test"))
 
 
 def test_an_attack_by_the_gradients_of_another_run(runs: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     options = ("--source", runs["cnn"], "--method", "bim", "--iterations", "2", "--images", "10", *THREADS)
-    report = json.loads(command(capsys, "analyze", runs["one"], "attack", *options, "--json"))
+    report = json.loads(run_command(capsys, "analyze", runs["one"], "attack", *options, "--json"))
     assert report["options"]["source"] == runs["cnn"]
     assert report["options"]["method"] == "bim"
 
 
 def test_the_class_of_a_perturbation_is_an_option(runs: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     words = ["analyze", runs["one"], "perturbation", "--class-name", "7", *THREADS, "--json"]
-    assert json.loads(command(capsys, *words))["class"] == "7"
-    assert "'7'" in refusal(*words, "--images", "1")
+    assert json.loads(run_command(capsys, *words))["class"] == "7"
+    assert "'7'" in usage_error(*words, "--images", "1")
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_the_class_of_a_perturbation_is_an_option(runs: dict[str, str], capsys: 
 def test_invalid_arguments_are_rejected_in_one_sentence(
     words: list[str], named: list[str], runs: dict[str, str]
 ) -> None:
-    message = refusal("analyze", *(word.format(**runs) for word in words), *THREADS)
+    message = usage_error("analyze", *(word.format(**runs) for word in words), *THREADS)
     assert [part for part in named if part.format(**runs) not in message] == [], message
 
 

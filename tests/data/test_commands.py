@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests import commands
+from tests.cli import commands
 from tests.data import writers
 from tests.data.helpers import write_image
 from tests.data.test_formats import write_norb
@@ -39,11 +39,11 @@ def empty_data_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    return commands.run(capsys, "data", *words)
+    return commands.run_command(capsys, "data", *words)
 
 
-def refusal(*words: str) -> str:
-    return commands.refusal("data", *words)
+def usage_error(*words: str) -> str:
+    return commands.usage_error("data", *words)
 
 
 def test_list(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_python_files_of_cifar_are_available(capsys: pytest.CaptureFixture[str],
     writers.put(path, writers.Python2Pickle().dictionary(content))
     rows = {row["name"]: row for row in json.loads(run(capsys, "list", "--json", "--data-dir", str(tmp_path)))}
     assert rows["cifar10"]["available"] == "test only (170 MB to download)"
-    assert str(path) in refusal("check", "cifar10", "--split", "test", "--data-dir", str(tmp_path))
+    assert str(path) in usage_error("check", "cifar10", "--split", "test", "--data-dir", str(tmp_path))
     assert "MISMATCH" in capsys.readouterr().out
 
 
@@ -82,14 +82,14 @@ def test_check_counts_images_and_prints_statistics(capsys: pytest.CaptureFixture
 
 
 def test_check_names_missing_files(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "train-images-idx3-ubyte.gz" in refusal("check", "mnist")
+    assert "train-images-idx3-ubyte.gz" in usage_error("check", "mnist")
     assert capsys.readouterr().out.count("MISSING") == 4
 
 
 def test_get_without_files_to_download(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, "get", "digits").startswith("digits: ")
-    assert "'folder'" in refusal("get", "folder")
-    message = refusal("get", "mnist", "--split", "val")
+    assert "'folder'" in usage_error("get", "folder")
+    message = usage_error("get", "mnist", "--split", "val")
     for part in ("--split", "'train' or 'test'", "'val'"):
         assert part in message
 
@@ -113,7 +113,7 @@ def test_get_without_files_to_download(capsys: pytest.CaptureFixture[str]) -> No
     ],
 )
 def test_invalid_arguments(arguments: list[str], mentions: list[str]) -> None:
-    message = refusal(*arguments)
+    message = usage_error(*arguments)
     for part in mentions:
         assert part in message
 
@@ -188,7 +188,7 @@ def test_sample_draws_stereo_pairs_and_photographs(capsys: pytest.CaptureFixture
 
 def test_sample_to_an_unwritable_path(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    assert "File exists" in refusal("sample", "digits", "--out", str(tmp_path / "file/grid.png"))
+    assert "File exists" in usage_error("sample", "digits", "--out", str(tmp_path / "file/grid.png"))
 
 
 def test_skipped_images_are_reported_on_standard_error(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_skipped_images_are_reported_on_standard_error(capsys: pytest.CaptureFix
     (tmp_path / "mine/a/bad.png").write_bytes(b"no")
     main(["data", "check", str(tmp_path / "mine"), "--unreadable", "skip"])
     assert re.search(r"^torchcaps: folder: 1 of \d images .*bad\.png$", capsys.readouterr().err, re.M)
-    assert "unreadable='skip'" in refusal("check", str(tmp_path / "mine"))
+    assert "unreadable='skip'" in usage_error("check", str(tmp_path / "mine"))
 
 
 def test_check_uses_the_splits_of_a_folder(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from tests.training.own import DATA, MODEL
+from tests.training.tiny import DATA, MODEL
 from torchcaps.training import RunSpec, TrainResult, load_run
 from torchcaps.training.checkpoint import Checkpoint, read_checkpoint
 from torchcaps.training.logging import read_metrics

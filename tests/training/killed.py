@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from tests.training.own import CHOI, DATA
+from tests.training.tiny import CHOI, DATA
 from torchcaps._core.optional import import_optional
 from torchcaps.data import create_dataset
 from torchcaps.training import RunSpec, resume, train

@@ -13,7 +13,7 @@ import torch
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from tests.tolerances import SAME, relative_rms
-from tests.training.own import NO_FIGURES_VARIABLE, SIGNAL_VARIABLE
+from tests.training.tiny import NO_FIGURES_VARIABLE, SIGNAL_VARIABLE
 from torchcaps.cli import main
 from torchcaps.training import DivergenceError
 from torchcaps.training.checkpoint import read_checkpoint
@@ -27,7 +27,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "
 # Quadratic routing reduces gradients of its own over the processes. The last batch of an epoch has one of the 71
 # images, so that the second process has none.
 FLAGS = [
-    *("train", "tests.training.own.Narrow", "--data", "tests.training.own.FewDigits", "--data.train=71"),
+    *("train", "tests.training.tiny.Narrow", "--data", "tests.training.tiny.FewDigits", "--data.train=71"),
     *("--batch-size", "14", "--steps", "24", "--routing", "quadratic", "--val-fraction", "0", "--num-threads", "1"),
     *("--max-test-images", "29", "--eval-interval-epochs", "2", "--checkpoint-interval-steps", "4"),
 ]

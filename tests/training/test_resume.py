@@ -17,7 +17,7 @@ from tests.training.helpers import (
     metrics_without_time,
     small_spec,
 )
-from tests.training.own import CHOI
+from tests.training.tiny import CHOI
 from torchcaps.training import RunError, RunInterrupted, resume, train
 from torchcaps.training.checkpoint import read_checkpoint
 from torchcaps.training.errors import RunInUseError

@@ -17,7 +17,7 @@ from tests.training.helpers import (
     saved_spec,
     small_spec,
 )
-from tests.training.own import CHOI, DATA
+from tests.training.tiny import CHOI, DATA
 from torchcaps._core.random import step_seed
 from torchcaps.data import Loader
 from torchcaps.models import LossConfig, OptimizerConfig

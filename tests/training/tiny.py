@@ -44,7 +44,7 @@ class FewDigits(DataSpec):
         return ImageSet("few", request.split, subset.images, subset.labels, subset.classes)
 
 
-DATA = "tests.training.own.FewDigits"
+DATA = "tests.training.tiny.FewDigits"
 
 
 def install_signal() -> None:
@@ -71,6 +71,6 @@ class Narrow(Sabour2017):
     hidden: tuple[int, ...] = (8,)
 
 
-MODEL = "tests.training.own.Narrow"
+MODEL = "tests.training.tiny.Narrow"
 # Choi 2019 with very few channels: dropout and batch norm.
 CHOI = {"width": 4, "types": 2, "primary_dim": 4, "dim": 4, "hidden": (8,)}
