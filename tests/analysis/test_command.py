@@ -8,8 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.cli.commands import usage_error
-from tests.cli.commands import run_command
+from tests.cli.commands import run_command, usage_error
 from torchcaps import analysis
 from torchcaps._core.stats import wilson_interval
 from torchcaps.analysis import ANALYSES, list_analyses
