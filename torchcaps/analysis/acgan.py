@@ -180,8 +180,8 @@ class GAN:
     def step(self, images: Tensor, labels: Tensor) -> tuple[float, float]:
         """Train discriminator, then generator, on a batch of real images in -1..1; return both losses.
 
-        The discriminator learns to tell real from generated images and the classes of the real ones. The generator, on
-        twice as many images, learns to pass as real and as the class that it was given.
+        The discriminator learns to distinguish real from generated images and to classify the real ones. The generator,
+        on twice as many images, learns to pass as real and as the class that it was given.
         """
         discriminator_optimizer, generator_optimizer = self._optimizers
         n = len(images)

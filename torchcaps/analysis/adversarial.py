@@ -35,7 +35,7 @@ class AttackResult:
         largest_change: of any pixel.
         top_fraction: fraction of the images predicted, after the attack, as the most frequent class.
         degenerate: whether nearly all images are predicted as one class. The accuracy is then the frequency of that
-            class and says nothing about the attack. (The 11.35 % and 8.92 % of Chen 2019 are the frequencies of the
+            class, whatever the attack. (The 11.35 % and 8.92 % of Chen 2019 are the frequencies of the
             digits 1 and 5 in the MNIST test set.)
         before, after: example images, those with a changed prediction first, ``[K, C, H, W]``.
     """

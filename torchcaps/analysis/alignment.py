@@ -74,10 +74,9 @@ def random_reference(
 ) -> tuple[float, float]:
     """Return mean and standard deviation of the alignment ratio of Gaussian random vectors.
 
-    Five vectors in 32 dimensions have 0.462 ± 0.269. Choi 2019, Table 3, prints 0.311 ± 0.262, which the described
-    procedure cannot give: the first singular direction carries at least a fifth of the squares of five vectors, so that
-    the root mean square of the ratio, weighted by length, is 0.447 or more, and the printed one has 0.407. The printed
-    value (0.309 ± 0.261 here) results if the first *column* of numpy's ``VT`` is taken as the direction.
+    Five vectors in 32 dimensions have 0.462 ± 0.269. Choi 2019, Table 3, prints 0.311 ± 0.262, a root mean square of
+    0.407, but the first singular direction carries at least a fifth of the squares of five vectors: 0.447 or more,
+    weighted by length. The first *column* of numpy's ``VT`` as the direction gives 0.309 ± 0.261.
 
     Args:
         n: vectors per sample.
@@ -166,9 +165,8 @@ def measure_alignment(
     Deviation: the authors' notebook leaves the sign of a direction, and with it that of each cosine, to the SVD; we
     follow footnote 5.
     """
-    differences, indices = capsule_differences(
-        model, images, labels, degrees, pixels, before_tanh, batch_size, progress
-    )
+    arguments = (degrees, pixels, before_tanh, batch_size, progress)
+    differences, indices = capsule_differences(model, images, labels, *arguments)
     ratio, direction = alignment_ratio(differences)  # [N, 6, n], [N, 6, D]
     nonzero = (differences.abs().sum(-1) > 0).double()
     n_classes = model.spec.classes
@@ -370,11 +368,8 @@ def _summarize_cosines(result: Alignment, classes: Sequence[str]) -> Summary:
             "mean": float(values.mean()) if len(values) else None,
             "opposite": float((values < 0).double().mean()) if len(values) else None,
         }
-    columns = {
-        "images": Column("images", ",d"),
-        "mean": Column("mean cosine", ".3f"),
-        "opposite": Column("below 0", "percent"),
-    }
+    formats = {"images": ("images", ",d"), "mean": ("mean cosine", ".3f"), "opposite": ("below 0", "percent")}
+    columns = {name: Column(*column) for name, column in formats.items()}
     note = "−1: opposite transformations move the capsule in opposite directions; +1: in the same direction."
     title = "cosine between the directions of + and −"
     return Summary(title, sum(result.n), "transformation", columns, rows, (note,))

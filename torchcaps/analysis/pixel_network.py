@@ -1,4 +1,4 @@
-"""A network that takes pixels in 0..1, so that a change of so many grey levels means the same for all networks."""
+"""A network that takes pixels in 0..1, so that a perturbation has the same scale for all networks."""
 
 import dataclasses
 

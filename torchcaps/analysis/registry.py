@@ -47,7 +47,7 @@ class Subject:
         name: the network in tables and figures.
         model: the network.
         loader: the images to analyse, preprocessed as the network was trained; `torchcaps.data.Loader`.
-        open_training_set: a function that returns at most so many training images (``None``: all), for analyses that
+        open_training_set: a function from a maximum number (``None``: all) to the training images, for analyses that
             train a generator.
         batch_size: images per forward pass.
         track: a function that takes the number of steps (``None``: unknown) and returns a callback for each step.
@@ -180,7 +180,7 @@ class AnalysisReport:
     Args:
         analysis: the declaration.
         options: the options it ran with.
-        result: what ``analysis.run`` returned.
+        result: the return value of ``analysis.run``.
         subjects: the networks.
     """
 

@@ -82,8 +82,8 @@ def segment(
 
     Deviation: the paper assigns a pixel to all digits with "non-zero intensity" and gives no score, but a sigmoid is
     never zero. Here foreground is above ``threshold``, for reconstructions and targets alike. At 0.5 a reconstruction
-    that minimises the squared error says that foreground is more likely than background; blurred reconstructions hardly
-    reach it and score better with a lower threshold.
+    that minimises the squared error marks pixels that are more likely foreground than background; blurred
+    reconstructions hardly reach it and score better with a lower threshold.
     """
     network = require_decoder(model, "segmentation")
     if network.n_objects is None or network.n_objects < 2:

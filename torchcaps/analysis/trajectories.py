@@ -1,4 +1,4 @@
-"""Trajectories of capsules under a transformation: examples of what Choi 2019, Figure 5, sketches."""
+"""Trajectories of capsules under a transformation: measured examples of the sketch in Choi 2019, Figure 5."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -192,7 +192,7 @@ def _summarize(result: Trajectories, classes: Sequence[str]) -> Summary:
         "image": Column("image", ",d"),
         "plane_fraction": Column("within the plane", "percent"),
     }
-    return Summary("trajectories of lowest and highest cosine", None, "cosine", columns, rows)
+    return Summary("trajectories of lowest and highest cosine", None, "case", columns, rows)
 
 
 TRAJECTORIES = register_analysis(

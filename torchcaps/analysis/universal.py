@@ -140,10 +140,10 @@ def train_universal(
         state: a state passed to ``on_step``, to resume from; all other arguments must be the same. Bit-exact.
         on_step: called after each iteration with a function that returns the state to resume from.
 
-    Deviation: the supplement states neither ``eps`` nor the optimiser, and says both that clean and perturbed logits
-    should be alike and that an incorrect label is assigned; we do the second. Scores that are all alike serve a new
-    incorrect class each time best, and a network with large logits can be brought far towards that without more errors:
-    hence ``"untargeted"``, which the paper does not have.
+    Deviation: the supplement states neither ``eps`` nor the optimiser, and asks both for clean and perturbed logits
+    that are alike and for an incorrect label; we do the second. The loss with a new incorrect class each time is lowest for
+    equal scores, which a network with large logits can approach without more errors: hence ``"untargeted"``, which the
+    paper does not have.
     """
     _check_images(model, images, test_images, eps, low, high)
     labels = _check_labels(model, labels, images, "labels")
