@@ -1,4 +1,4 @@
-"""A network in words, module by module: what a paper's layer table says and a count of parameters does not."""
+"""Text of a network, one line per layer, and of a recipe: the snapshots in layer_tables.txt and recipes.txt."""
 
 from typing import Any
 
@@ -11,9 +11,10 @@ from torchcaps.profiling.summary import shortened
 
 
 def describe(model: Network) -> list[str]:
-    lines = [_part(module) for module in model.front]
+    """Return one line per layer, then schedule, head and decoder, and the number of objects if it is not 1."""
+    lines = [_describe_module(module) for module in model.front]
     if hasattr(model, "capsules"):
-        lines += [f"{name}: {_capsules(layer)}" for name, layer in model.capsules.layers.items()]
+        lines += [f"{name}: {_describe_capsules(layer)}" for name, layer in model.capsules.layers.items()]
         decoder = "" if model.decoder is None else f", decoder {[m.out_features for m in model.decoder.layers[::2]]}"
         lines.append(f"{model.capsules.schedule}, {model.spec.head}{decoder}")
     if model.n_objects != 1:
@@ -22,12 +23,14 @@ def describe(model: Network) -> list[str]:
 
 
 def describe_recipe(recipe: Recipe) -> str:
-    choices = [recipe.loss, recipe.optimizer, recipe.lr_schedule]
-    long = f"{recipe.epochs} epochs" if recipe.epochs else f"{recipe.steps} steps"
-    said = [*map(shortened, choices), f"batches of {recipe.batch_size}", long, f"{recipe.ascents} ascents", recipe.data]
-    kept = f"{recipe.eval_weights} of {recipe.val_fraction:g} held out" if recipe.val_fraction else recipe.eval_weights
-    said += [recipe.test_data, recipe.augmentation, "" if kept == "last" else kept]
-    return "; ".join(filter(None, said))
+    """Return the settings of a recipe as one line."""
+    parts = [shortened(part) for part in (recipe.loss, recipe.optimizer, recipe.lr_schedule)]
+    duration = f"{recipe.epochs} epochs" if recipe.epochs else f"{recipe.steps} steps"
+    parts += [f"batches of {recipe.batch_size}", duration, f"{recipe.ascents} ascents", recipe.data]
+    weights = f"{recipe.eval_weights} weights" if recipe.eval_weights != "last" else ""
+    validation = f"val_fraction {recipe.val_fraction:g}" if recipe.val_fraction else ""
+    parts += [recipe.test_data, recipe.augmentation, weights, validation]
+    return "; ".join(filter(None, parts))
 
 
 def _window(module: Any) -> str:
@@ -35,7 +38,7 @@ def _window(module: Any) -> str:
     return f"{module.kernel_size[0]}x{module.kernel_size[1]} s{module.stride[0]} p{padding}"
 
 
-def _part(module: nn.Module) -> str:
+def _describe_module(module: nn.Module) -> str:
     if isinstance(module, nn.Conv2d):
         return f"conv {_window(module)} {module.out_channels}" + (" no bias" if module.bias is None else "")
     if isinstance(module, nn.BatchNorm2d):
@@ -51,13 +54,13 @@ def _part(module: nn.Module) -> str:
     if isinstance(module, BasicBlock):
         return f"block {module.conv2.out_channels} s{module.conv1.stride[0]}"
     if isinstance(module, PrimaryCapsules):
-        said = f"primary {_window(module)} {module.types}x{module.dim} {type(module.activation).__name__}"
-        said += " relu" * module.relu + " no bias" * (module.pose.bias is None)
-        return said + " activations" * (module.activity is not None) + f" {module.scale:.4f}" * (module.scale != 1)
+        text = f"primary {_window(module)} {module.types}x{module.dim} {type(module.activation).__name__}"
+        text += " relu" * module.relu + " no bias" * (module.pose.bias is None)
+        return text + " activations" * (module.activity is not None) + f" {module.scale:.4f}" * (module.scale != 1)
     return type(module).__name__.lower()
 
 
-def _capsules(layer: CapsuleLayer) -> str:
+def _describe_capsules(layer: CapsuleLayer) -> str:
     g = layer.geometry
     window = f"conv {_window(layer)} {layer.weights}" if isinstance(layer, ConvCapsules) else "dense"
     return f"{window} {g.parents}x{g.dim} rows {g.rows} {shortened(layer.routing)}"

@@ -1,7 +1,7 @@
-"""Every layer and every recipe of every model, against tables that were read against the papers.
+"""Layers and recipes of all models against snapshots that were reviewed against the papers; initialisation.
 
-Counts of parameters see no ReLU, no padding and no momentum; these tables do. `python -m tests.models.write_tables`
-writes them anew after a change that is meant.
+Parameter counts do not depend on ReLU, padding or momentum; the snapshots do. After an intended change run
+`python -m tests.models.write_tables` and review the diff.
 """
 
 from pathlib import Path
@@ -44,6 +44,7 @@ RECIPES = dict(line.split(": ", 1) for line in (HERE / "recipes.txt").read_text(
 def test_layers_and_recipe_match_the_snapshot(name: str) -> None:
     with torch.device("meta"):
         model = torchcaps.create_model(name)
+    assert name in TABLES, "not in the snapshot: run python -m tests.models.write_tables"
     assert describe(model) == TABLES[name]
     assert describe_recipe(model.recipe) == RECIPES[name]
 
@@ -93,7 +94,7 @@ def test_residual_block_equals_explicit_convolutions() -> None:
 
 
 def test_same_padding_pads_more_at_the_end() -> None:
-    """TensorFlow's: for a 9x9 window of stride 2 on an even grid 3 before and 4 behind."""
+    """As in TensorFlow: a 9x9 window of stride 2 on an even grid has padding 3 before and 4 after."""
     for name in ("sabour2017_cifar10", "yang2021_cifar10"):
         primary = narrow(name).double().front.primary
         features = torch.randn(1, 16, 24, 24, dtype=torch.float64)
@@ -110,7 +111,7 @@ def test_shared_classifier_scales_poses_by_activations() -> None:
 
 
 def test_initial_weights_follow_the_frameworks() -> None:
-    """Uniform within the framework's bound, and nearly filling it; biases 0."""
+    """Uniform up to the bound of the framework; biases 0."""
     for name, factor in (
         ("chen2019_fc_mnist", 3),
         ("chen2019_multi_cifar10", 3),
@@ -130,7 +131,7 @@ def test_initial_weights_follow_the_frameworks() -> None:
 
 
 def test_squash_std() -> None:
-    """A sum of 0.7 children's lengths; votes of at most length 1; a leak takes one share."""
+    """The vote sum has length 0.7, single votes at most length 1; the leak counts as another parent."""
     assert init.squash_std(Dynamic(3), 1152, 10, 16, 0.7) == pytest.approx(0.7 * 10 / (1152 * 16) ** 0.5)
     assert init.squash_std(Uniform(), 1152, 10, 16, 0.7) == pytest.approx(0.7 * 10 / (1152 * 16) ** 0.5)
     assert init.squash_std(Dynamic(3, leak=True), 1152, 10, 16, 0.7) == pytest.approx(0.7 * 11 / (1152 * 16) ** 0.5)
@@ -149,8 +150,8 @@ def test_lengths_do_not_vanish_in_hidden_layers() -> None:
 
 @pytest.mark.parametrize("before", [4, 8, 12])
 def test_sliced_shortcut_equals_strided_convolution(before: int) -> None:
-    """By leaving places out: the gradient of a strided 1x1 convolution of few channels writes beyond its memory where
-    images are channels last, on processors with AVX2 alone.
+    """The gradient of a strided 1x1 convolution of few channels in channels-last format writes out of bounds on
+    processors with AVX2 only, so the input is sliced instead.
     """
     torch.manual_seed(0)
     block = BasicBlock(before, 8, stride=2).double()
@@ -161,7 +162,7 @@ def test_sliced_shortcut_equals_strided_convolution(before: int) -> None:
     strided = F.conv2d(images, shortcut.weight, stride=2)
     inner = block.norm2(block.conv2(F.relu(block.norm1(block.conv1(images)))))
     torch.testing.assert_close(block(images), F.relu(inner + block.shortcut[1](strided)))
-    for _ in range(5):  # what was overwritten shows when it is freed
+    for _ in range(5):  # overwritten memory shows when it is freed
         last = torch.randn(16, before, 28, 28).to(memory_format=torch.channels_last).requires_grad_()
         block.float()(last).sum().backward()
         assert last.grad is not None

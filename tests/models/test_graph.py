@@ -102,7 +102,8 @@ def test_half_precision(name: str, half: str) -> None:
     if output.reconstruction is not None:
         output = output._replace(reconstruction=output.reconstruction.float())
     model.loss()(output, labels, targets).backward()
-    assert all(bool(torch.isfinite(p.grad).all()) for p in model.parameters())  # type: ignore[union-attr]
+    for key, parameter in model.named_parameters():
+        assert_finite(parameter.grad, key)
     halved = copy.deepcopy(model).eval().to(dtype)(images).scores
     assert halved.dtype == dtype
     assert_finite(halved)
@@ -129,5 +130,6 @@ def test_forward_writes_nothing_but_batch_statistics(name: str) -> None:
     before = {key: value.clone() for key, value in model.state_dict().items()}
     attributes = {id(module): set(vars(module)) for module in model.modules()}
     model(images, labels, trace=True)
-    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    for key, value in model.state_dict().items():
+        assert_equal(value, before[key])
     assert {id(module): set(vars(module)) for module in model.modules()} == attributes

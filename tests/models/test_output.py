@@ -1,4 +1,4 @@
-"""What comes out: scores, class capsules, reconstructions by label or by prediction, traces."""
+"""Outputs of the models: scores, class capsules, reconstructions and traces."""
 
 import pytest
 import torch
@@ -67,7 +67,7 @@ def test_trace_has_every_layer_and_iteration(name: str) -> None:
         for coupling in trace.couplings:
             assert coupling.shape[0] == 2
             assert coupling.shape[-1] == layer.geometry.parents
-    # Without a trace, couplings that nobody asks for are not made: another way to the same numbers.
+    # without a trace the couplings are not stored: another computation of the same values
     assert relative_rms(output.scores, model(images).scores) < STREAMED[torch.float32]
 
 
@@ -106,7 +106,7 @@ def test_multimnist_decodes_each_digit_separately() -> None:
 
 
 def test_predicted_digits_are_decoded_in_the_order_of_the_labels() -> None:
-    """In evaluation each right prediction comes in the place of its label, so that a loss compares like with like."""
+    """In evaluation each correct prediction has the position of its label, so that it is compared with its target."""
     model = narrow("sabour2017_multimnist").eval()
     images, _, _ = batch(model, 4)
     alone = model(images)
@@ -131,7 +131,7 @@ def test_predicted_digits_are_decoded_in_the_order_of_the_labels() -> None:
     "name", ["sabour2017_mnist", "choi2019_mnist", "tsai2020_cifar10", "chen2019_multi_cifar10", "hinton2018_smallnorb"]
 )
 def test_head_and_loss_follow_the_routing(name: str, routing: str) -> None:
-    """The head and the loss follow the routing, so that the scores mean something."""
+    """Every routing works in every architecture, with a head and a loss that fit it."""
     changes = {"dim": 8, "types": 2, "primary_dim": 2} if name == "sabour2017_mnist" and routing == "attention" else {}
     model = narrow(name, routing=routing, **changes)
     images, labels, targets = batch(model, 2)

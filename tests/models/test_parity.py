@@ -1,4 +1,4 @@
-"""Models that are the same by construction, and are so in numbers."""
+"""Models that are equal by construction give equal outputs."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def test_dense_and_conv_networks_of_chen2019_are_equal_on_cifar10() -> None:
 
 
 def test_couplings_of_chen2019_are_factors_of_the_matrices() -> None:
-    """Nothing stands between transform and coupling: c_ij W_ij with couplings of 1 is the same net."""
+    """There is no nonlinearity between transform and coupling: c_ij W_ij with couplings of 1 is the same network."""
     model = narrow("chen2019_fc_mnist").double()
     images = batch(model, 3)[0].double()
     expected = model(images).scores
@@ -53,7 +53,7 @@ def test_choi2019_of_depth_0_is_its_class_layer() -> None:
 
 
 def test_class_n_of_choi2019_depends_on_channel_n_only() -> None:
-    """The authors' reshape would mix them."""
+    """The reshape of the authors' code would mix the classes."""
     model = narrow("choi2019_mnist").double().eval()
     images = batch(model, 2)[0].double()
     before = model(images).capsules.pose
@@ -77,7 +77,7 @@ def test_schedules_of_tsai2020_are_equal_for_one_iteration(name: str) -> None:
 
 
 def test_capsnet_equals_its_layers_in_sequence() -> None:
-    """The README's way, layer by layer, against the model by name."""
+    """Layers in an `nn.Sequential`, as in the README, against the model by name."""
     torch.manual_seed(0)
     model = torchcaps.create_model("sabour2017_mnist", width=16, types=4).double()
     hand = nn.Sequential(

@@ -1,4 +1,4 @@
-"""What the authors' code does otherwise, preset by preset; and the recipes."""
+"""Official presets of the papers, recipes and learning-rate schedules."""
 
 import dataclasses
 import math
@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.models.narrow import EVERY, batch, narrow
-from tests.tolerances import EXACT, SAME, relative_rms
+from tests.tolerances import EXACT, SAME, assert_all_equal, assert_finite, relative_rms
 from torchcaps import create_model
 from torchcaps.models import LossConfig, OptimizerConfig, Recipe
 from torchcaps.models.registry import MODELS
@@ -39,7 +39,7 @@ def test_official_sabour2017_initialisation() -> None:
     torch.manual_seed(0)
     model = create_model("sabour2017_mnist", preset="official")
     layer = model.capsules.layers["digit"]
-    assert bool((layer.coefficients["bias"] == 0.1).all())
+    assert_all_equal(layer.coefficients["bias"], 0.1)
     assert layer.routing == Dynamic(3, bias=True)
     for weight, bias, std in (
         (model.front.conv1.weight, model.front.conv1.bias, 0.05),
@@ -47,9 +47,10 @@ def test_official_sabour2017_initialisation() -> None:
         (model.decoder.layers[0].weight, model.decoder.layers[0].bias, 0.1),
         (layer.weight, layer.coefficients["bias"], 0.1),
     ):
-        assert float(weight.detach().abs().max()) <= 2 * std * (1 + 1e-6)  # cut off at twice the deviation,
-        assert float(weight.detach().std()) == pytest.approx(0.8796 * std, rel=0.03)  # which leaves 0.8796 of it
-        assert bool((bias == 0.1).all())
+        # truncation at two standard deviations multiplies the standard deviation by 0.8796
+        assert float(weight.detach().abs().max()) <= 2 * std * (1 + 1e-6)
+        assert float(weight.detach().std()) == pytest.approx(0.8796 * std, rel=0.03)
+        assert_all_equal(bias, 0.1)
 
 
 def test_official_sabour2017_weights_reconstruction_20_times() -> None:
@@ -148,7 +149,7 @@ def test_lr_schedules() -> None:
 
 @EVERY
 def test_recipes_are_complete_and_train(name: str) -> None:
-    """A loss, an optimiser, a schedule, data, and how long; and the optimiser's own step lowers nothing to NaN."""
+    """Each recipe has loss, optimiser, schedule, data and duration; one optimiser step leaves finite parameters."""
     model = narrow(name)
     recipe = model.recipe
     assert isinstance(recipe, Recipe)
@@ -162,7 +163,8 @@ def test_recipes_are_complete_and_train(name: str) -> None:
     states = [tensor for state in optimizer.state.values() for tensor in state.values() if torch.is_tensor(tensor)]
     n_kept = sum(tensor.numel() for tensor in states if tensor.dim() > 0)
     assert n_kept == recipe.optimizer.n_states * model.n_parameters
-    assert all(bool(torch.isfinite(parameter).all()) for parameter in model.parameters())
+    for name, parameter in model.named_parameters():
+        assert_finite(parameter, name)
 
 
 @pytest.mark.parametrize(

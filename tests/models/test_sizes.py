@@ -1,5 +1,6 @@
-"""Other images and classes than the paper's: 20x20 to 64x64, 1 to 4 channels, 2 to 196 classes."""
+"""Images of 20x20 to 64x64 with 1 to 4 channels, and 2 to 196 classes, in every model."""
 
+import functools
 import re
 
 import pytest
@@ -8,21 +9,25 @@ import torch
 from tests.models.narrow import EVERY, narrow
 from tests.tolerances import assert_finite
 from torchcaps import create_model
+from torchcaps.models.registry import MODELS
 
-# (image, classes): the smallest, the largest, and one that is neither square nor even.
+# (image, classes): the smallest, the largest, and one that is neither square nor even
 SIZES = [((1, 20, 20), 2), ((4, 64, 64), 196), ((2, 33, 46), 7)]
 
-# What can't take 20x20, and the smallest that it takes.
-SMALLEST = {"chen2019_multi_cifar10": 23, "capsnet_images": 25}
+
+@functools.cache
+def min_side(name: str) -> int:
+    """Return the side of the smallest square image of a model."""
+    return MODELS.get(name).spec.min_image_side()
 
 
 @pytest.mark.parametrize(("image", "classes"), SIZES, ids=["small", "large", "odd"])
 @EVERY
 def test_other_image_sizes_at_full_width(name: str, image: tuple[int, int, int], classes: int) -> None:
-    """On the meta device: every layer is built for what reaches it, and the output has the new shape."""
+    """On the meta device: every layer fits its input, and the output has the new shape."""
     with torch.device("meta"):
-        if min(image[1:]) < SMALLEST.get(name, 0):
-            with pytest.raises(ValueError, match=f"image must be {SMALLEST[name]}x{SMALLEST[name]} or larger"):
+        if min(image[1:]) < min_side(name):
+            with pytest.raises(ValueError, match=rf"image .*{min_side(name)}x{min_side(name)}"):
                 create_model(name, image=image, classes=classes)
             return
         model = create_model(name, image=image, classes=classes).eval()
@@ -32,10 +37,20 @@ def test_other_image_sizes_at_full_width(name: str, image: tuple[int, int, int],
         assert output.reconstruction.shape[-3:] == image
 
 
+@pytest.mark.parametrize(("name", "side"), [("chen2019_multi_cifar10", 23), ("capsnet_images", 25)])
+def test_models_that_need_more_than_20x20(name: str, side: int) -> None:
+    assert min_side(name) == side
+
+
+def test_all_other_models_take_20x20() -> None:
+    larger = {name for name in MODELS if min_side(name) > 20}
+    assert larger == {"chen2019_multi_cifar10", "capsnet_images"}
+
+
 @pytest.mark.parametrize(("image", "classes"), [((1, 20, 20), 2), ((4, 33, 46), 23)], ids=["small", "odd"])
 @EVERY
 def test_other_image_sizes_give_finite_scores(name: str, image: tuple[int, int, int], classes: int) -> None:
-    image = (image[0], *(max(side, SMALLEST.get(name, 0)) for side in image[1:]))
+    image = (image[0], *(max(side, min_side(name)) for side in image[1:]))
     model = narrow(name, image=image, classes=classes).eval()
     with torch.no_grad():
         scores = model(torch.rand(1, *image)).scores
@@ -60,12 +75,12 @@ def test_other_image_sizes_give_finite_scores(name: str, image: tuple[int, int, 
     ],
 )
 def test_error_names_the_smallest_image(name: str, least: int) -> None:
-    """And it is possible: that size works, one less does not."""
+    """That size works, one less does not."""
     channels = narrow(name).spec.image[0]
     assert (
         narrow(name, image=(channels, least, least)).eval()(torch.rand(1, channels, least, least)).scores.shape[0] == 1
     )
-    with pytest.raises(ValueError, match=f"image must be {least}x{least} or larger.*window of"):
+    with pytest.raises(ValueError, match=rf"image .*{least}x{least}.*window"):
         narrow(name, image=(channels, least - 1, least - 1))
     with pytest.raises(ValueError, match=re.escape(f"got {least + 9}x1")):
         narrow(name, image=(channels, least + 9, 1))

@@ -1,4 +1,4 @@
-"""Every model learns: gradients everywhere, a loss that falls, eight images by heart, a start from which it moves."""
+"""Training of the models: gradients, decreasing loss, overfitting of eight images, initial lengths."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from tests.models.narrow import CAPSULE_MODELS, EVERY, batch, narrow, sample_models
 from tests.sampling import covering_sample
-from tests.tolerances import assert_equal
+from tests.tolerances import assert_equal, assert_finite
 from torchcaps import create_model
 from torchcaps._core.labels import split_labels
 from torchcaps.models import Network
@@ -30,17 +30,18 @@ def all_correct(model: Network, images: Tensor, labels: Tensor) -> bool:
 
 
 def check_gradients(model: Network) -> None:
-    """Every parameter gets one, and more than rounding but where it can't matter."""
+    """Check that every parameter has a finite gradient that is not 0, except for biases without influence."""
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
-    assert all(gradient is not None and bool(torch.isfinite(gradient).all()) for gradient in gradients.values())
+    for name, gradient in gradients.items():
+        assert_finite(gradient, name)
     largest = max(float(gradient.abs().max()) for gradient in gradients.values() if gradient is not None)
-    nothing = {name for name, gradient in gradients.items() if float(gradient.abs().max()) < 1e-12 * largest}  # type: ignore[union-attr]
+    zero = {name for name, gradient in gradients.items() if float(gradient.abs().max()) < 1e-12 * largest}  # type: ignore[union-attr]
     idle = set()
     if model.recipe.loss.name == "cross_entropy":
-        idle.add("head.linear.bias")  # the same for all classes, and a softmax does not see it
+        idle.add("head.linear.bias")  # equal for all classes: the softmax cancels it
     below = [n for n, module in model.named_modules() if isinstance(module, nn.BatchNorm2d)]
-    idle |= {f"{name.removesuffix('_norm')}.bias" for name in below}  # the batch norm takes it away again
-    assert nothing <= idle
+    idle |= {f"{name.removesuffix('_norm')}.bias" for name in below}  # batch normalisation subtracts it
+    assert zero - idle == set()
 
 
 @EVERY
@@ -53,7 +54,7 @@ def test_loss_decreases_and_every_parameter_has_a_gradient(name: str) -> None:
     losses = []
     for step in range(6):
         optimizer.zero_grad()
-        torch.manual_seed(1)  # the same dropout at every step
+        torch.manual_seed(1)  # equal dropout masks at every step
         value = loss(model(images, labels), labels, targets)
         value.backward()
         if step == 0:
@@ -74,7 +75,7 @@ def test_models_overfit_eight_images(name: str) -> None:
         optimizer.step()
         if step % 5 == 4 and all_correct(model, images, labels):
             return
-    pytest.fail(f"{name} has not learnt 8 images in 150 steps")
+    pytest.fail(f"{name} does not classify 8 images correctly after 150 steps")
 
 
 @pytest.mark.parametrize(("name", "preset"), covering_sample(FULL_SIZE_CASES, 20, [spec_and_preset]))

@@ -1,7 +1,6 @@
-"""Write layer_tables.txt and recipes.txt from the models as they are: `python -m tests.models.write_tables`.
+"""Write the snapshots layer_tables.txt and recipes.txt of all models: `python -m tests.models.write_tables`.
 
-The two files are what the tests hold the models against, so whoever writes them anew reads the difference against the
-papers first.
+The tests compare the models with these two snapshots. Review their diff against the papers before you commit them.
 """
 
 from pathlib import Path

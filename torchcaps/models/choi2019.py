@@ -123,7 +123,7 @@ register(
     data="mnist",
     test_data="affnist",
     augmentation=by_preset("choi2019.affnist", "choi2019.affnist-official"),
-    note="digits padded to 40x40, shifted by up to 0.2 of that; the best epoch on affNIST's validation images counts",
+    note="digits padded to 40x40 and shifted by up to 0.2; the paper selects the epoch on affNIST's validation set",
 )
 register(
     "choi2019_cifar10",

@@ -95,7 +95,7 @@ class Hinton2018(CapsuleSpec):
             lr_schedule=Exponential(0.96, 20_000),
             batch_size=64,
             steps=300_000,
-            note="the paper does not say how long it trains; 300,000 steps are ours",
+            note="the paper does not specify the number of steps; 300,000 is our choice",
         )
 
 

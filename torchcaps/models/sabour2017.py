@@ -145,7 +145,7 @@ register(
     data="expanded-mnist",
     test_data="affnist",
     augmentation="sabour2017.expanded-mnist",
-    note="the paper stops early, at 99.23 % on the expanded MNIST's test images",
+    note="the paper stops training at 99.23 % accuracy on the test set of expanded MNIST",
 )
 register(
     "sabour2017_cifar10",
@@ -154,7 +154,7 @@ register(
     data="cifar10",
     augmentation="sabour2017.cifar10",
     steps=600_000,
-    note="the published 10.6 % error is that of seven such models together",
+    note="the published error of 10.6 % is that of an ensemble of seven models",
 )
 register(
     "sabour2017_smallnorb",

@@ -104,7 +104,7 @@ class ModelSpec(ABC):
             network = self.build_network()
         except ImageTooSmallError as error:
             _, height, width = self.image
-            side = self._smallest_side()
+            side = self.min_image_side()
             hint = " (the channels come first)" if width <= 4 < self.image[0] else ""
             raise ValueError(
                 f"image must be {side}x{side} or larger for {name}, got {height}x{width}{hint}: {error}"
@@ -112,7 +112,7 @@ class ModelSpec(ABC):
         network.set_origin(self, name, recipe or self.default_recipe(), network.n_objects)
         return network
 
-    def _smallest_side(self) -> int:
+    def min_image_side(self) -> int:
         """Return the side length of the smallest square image that passes through all layers."""
         for side in range(1, MAX_IMAGE_SIDE):
             try:

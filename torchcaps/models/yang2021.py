@@ -116,14 +116,14 @@ register(
     lr_schedule=Exponential(0.5, 1000, staircase=True),
     steps=15_000,  # our choice: the learning rate then is a thirty-thousandth of its initial value
     batch_size=lambda spec: 128 if spec.reconstruction else 32,
-    note="the paper gives neither the first rate nor the steps, nor the batch with reconstruction",
+    note="the paper does not specify the initial lr, the steps and the batch size with reconstruction",
 )
 register(
     "yang2021_fashion_mnist",
     Yang2021(),
     n_parameters=8_215_568,
     data="fashion-mnist",
-    note="the paper does not give the steps",
+    note="the paper does not specify the number of steps",
 )
 register(
     "yang2021_cifar10",
@@ -133,7 +133,7 @@ register(
     augmentation="sabour2017.cifar10",
     lr_schedule=Exponential(0.96, 2000, floor=1e-3),
     steps=600_000,
-    note="settings as in Sabour 2017, a single model",
+    note="settings of Sabour 2017, single model",
 )
 register(
     "yang2021_multimnist",
