@@ -114,3 +114,16 @@ def test_layers_tool_rejects_invalid_arguments(monkeypatch: pytest.MonkeyPatch, 
     error = capsys.readouterr().err
     for text in ("--digits", "1..100", "got 0"):
         assert text in error
+
+
+def test_mutations_are_current() -> None:
+    """The text that each mutation replaces occurs once, and its tests exist; ``make mutations`` runs them."""
+    mutations = load_module(ROOT / "tools/mutations.py").read_mutations()
+    assert [mutation.name for mutation in mutations if mutation.is_stale(ROOT)] == []
+    missing = []
+    for node in {node for mutation in mutations for node in mutation.tests}:
+        file, _, name = node.partition("::")
+        function = name.partition("[")[0]
+        if not (ROOT / file).is_file() or f"def {function}" not in (ROOT / file).read_text():
+            missing.append(node)
+    assert missing == []
