@@ -1,4 +1,4 @@
-"""Write torchcaps/cli/train_help.txt anew: what 'torchcaps train --help' says, for a terminal of 80 columns."""
+"""Write torchcaps/cli/train_help.txt, the help of `torchcaps train` for a terminal of 80 columns."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""``python -m torchcaps``, where the command is not on the path, and for torchrun."""
+"""``python -m torchcaps``, for torchrun and if the command is not on the path."""
 
 from torchcaps.cli import main
 

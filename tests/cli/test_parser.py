@@ -5,8 +5,9 @@ from typing import Any, Literal
 
 import pytest
 
+from torchcaps.cli.command_line import CommandLine, flag_of, settings_flags
 from torchcaps.cli.console import ExitCode
-from torchcaps.cli.parser import CommandLine, Parser, add_fields, field_help, flag_of, settings_flags
+from torchcaps.cli.parser import Parser, add_fields, field_help
 from torchcaps.models.schedules import Exponential, LRSchedule, OneCycle
 from torchcaps.routing import EM, Dynamic, Routing
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from torchcaps._core.registry import Registry, check_name, import_object, is_import_path
+from torchcaps._core.registry import Registry, check_name, import_instance, import_object, is_import_path
 
 
 @pytest.fixture
@@ -86,3 +86,32 @@ def test_import_object() -> None:
     for path in ("no_such_module.Thing", "torchcaps._core.registry.Thing"):
         with pytest.raises(ValueError, match=path):
             import_object(path)
+
+
+class Base:
+    """Base class of instances that are imported."""
+
+
+class WithDefault(Base):
+    def __init__(self, size: int = 3) -> None:
+        self.size = size
+
+
+class WithoutDefault(Base):
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+
+INSTANCE = WithoutDefault(5)
+
+
+def test_import_instance() -> None:
+    module = __name__
+    assert import_instance(f"{module}.INSTANCE", Base) is INSTANCE
+    created = import_instance(f"{module}.WithDefault", Base)
+    assert isinstance(created, WithDefault)
+    assert created.size == 3
+    for name, mention in (("WithoutDefault", "size"), ("pytest", "Base"), ("test_import_instance", "Base")):
+        with pytest.raises(ValueError, match=mention) as raised:
+            import_instance(f"{module}.{name}", Base)
+        assert f"{module}.{name}" in str(raised.value)

@@ -9,6 +9,7 @@ import torch
 
 from tests.bad_input.rejection import check_sentence
 from torchcaps._core.validation import (
+    FieldError,
     check_field_names,
     check_fields,
     check_finite,
@@ -85,8 +86,10 @@ def test_check_range(value: Any, strict: bool, valid: bool) -> None:
     if valid:
         check_range(settings, "rate", 0, 2, strict)
         return
-    with pytest.raises(ValueError, match="rate") as raised:
+    with pytest.raises(FieldError, match="rate") as raised:
         check_range(settings, "rate", 0, 2, strict)
+    assert (raised.value.owner, raised.value.field) == ("Settings", "rate")
+    assert str(raised.value) == f"Settings: rate {raised.value.problem}"
     check_sentence(str(raised.value), "Settings", "rate", str(value), "0", "2")
 
 

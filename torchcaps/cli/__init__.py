@@ -1,16 +1,16 @@
-"""The command line: ``torchcaps train``, ``evaluate``, ``predict``, ``list``, ``show`` and ``data``.
+"""Command line ``torchcaps``, one module per command.
 
-Each command is a function that takes the words after its name and prints. What a user did wrong is said in one sentence
-on standard error, with a non-zero exit.
+A command is a function of the arguments behind its name. Errors are one line on standard error and an exit code, see
+`torchcaps.cli.console.ExitCode`.
 """
 
 import importlib.util
 import sys
 
-for needed in ("jsonargparse", "rich"):
-    if importlib.util.find_spec(needed) is None:
-        sys.exit(f"torchcaps: the command line needs {needed}: pip install 'torchcaps[cli]'")
+for package in ("jsonargparse", "rich"):
+    if importlib.util.find_spec(package) is None:
+        sys.exit(f"torchcaps: the command line needs {package}: pip install 'torchcaps[cli]'")
 
-from torchcaps.cli.main import main  # noqa: E402, what it needs is looked for first
+from torchcaps.cli.main import main  # noqa: E402, after the check of its dependencies
 
 __all__ = ["main"]

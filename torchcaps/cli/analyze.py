@@ -17,9 +17,10 @@ from torchcaps._core.optional import import_optional
 from torchcaps._core.plotting import FIGURE_SUFFIXES
 from torchcaps._core.serialize import to_json
 from torchcaps.analysis import ANALYSES, Analysis, AnalysisReport, Subject, Summary, run_analysis
+from torchcaps.cli.command_line import CommandLine, flag_of
 from torchcaps.cli.console import print_table, start_table
 from torchcaps.cli.options import add_data_flags, add_run_flags, check_positive, open_dataset, set_num_threads
-from torchcaps.cli.parser import CommandLine, Parser, field_help, flag_of
+from torchcaps.cli.parser import Parser, field_help
 from torchcaps.data import Dataset
 from torchcaps.training.inference import TrainedRun, load_run
 from torchcaps.training.setup import limit_images

@@ -8,9 +8,10 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
+from torchcaps.cli.command_line import CommandLine
 from torchcaps.cli.console import percent, print_table, start_table
 from torchcaps.cli.options import add_data_flags, add_run_flags, check_positive, open_dataset, set_num_threads
-from torchcaps.cli.parser import CommandLine, Parser
+from torchcaps.cli.parser import Parser
 from torchcaps.data import Dataset
 from torchcaps.training.evaluation import Evaluation
 from torchcaps.training.inference import TrainedRun, evaluate_runs, load_run

@@ -5,7 +5,8 @@ from typing import Any, Literal
 
 import torch
 
-from torchcaps.cli.parser import CommandLine, Parser, annotation_of, field_help, flag_of
+from torchcaps.cli.command_line import CommandLine, flag_of
+from torchcaps.cli.parser import Parser, annotation_of, field_help
 from torchcaps.data import Dataset
 from torchcaps.data.registry import create_dataset, find_spec, is_image_folder
 from torchcaps.training.inference import TrainedRun

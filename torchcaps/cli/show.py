@@ -9,8 +9,9 @@ import torch
 from rich.console import Console
 
 from torchcaps._core.serialize import to_plain
+from torchcaps.cli.command_line import CommandLine, flag_of
 from torchcaps.cli.console import print_table, start_table
-from torchcaps.cli.parser import CommandLine, Parser, add_fields, annotation_of, flag_of
+from torchcaps.cli.parser import Parser, add_fields, annotation_of
 from torchcaps.models import Network, Recipe, create_model, list_models
 from torchcaps.models.registry import find_model
 from torchcaps.models.spec import CapsuleSpec

@@ -10,16 +10,8 @@ from typing import Any
 
 from torchcaps._core.serialize import is_resumable
 from torchcaps._core.validation import FieldError
-from torchcaps.cli.parser import (
-    CommandLine,
-    Parser,
-    add_fields,
-    annotation_of,
-    field_help,
-    flag_of,
-    read_settings,
-    settings_flags,
-)
+from torchcaps.cli.command_line import CommandLine, flag_of, read_settings, settings_flags
+from torchcaps.cli.parser import Parser, add_fields, annotation_of, field_help
 from torchcaps.cli.runs import run_training
 from torchcaps.data import list_pipelines
 from torchcaps.data.registry import find_spec, is_image_folder
