@@ -1,5 +1,6 @@
 """Networks that take pixels in 0..1, whatever their preprocessing."""
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -39,7 +40,8 @@ def test_scores_are_those_of_the_preprocessed_images(name: str) -> None:
     model: Any = narrow("capsnet_small").eval()
     if "crop" in name:
         model.front[0] = torch.nn.Sequential(torch.nn.ZeroPad2d(2), model.front[0])
-        model.spec = type(model.spec)(**{**vars(model.spec), "image": (1, 24, 24)})
+        cropped = dataclasses.replace(model.spec, image=(1, 24, 24))
+        model.set_origin(cropped, model.name, model.recipe, model.n_objects)
     network = PixelNetwork(model, pipeline, dataset.shape)
     (prepared,) = Loader(dataset, 6, pipeline=pipeline, train=False).epoch(0)
     (pixels,) = Loader(dataset, 6, pipeline=network.pipeline, train=False).epoch(0)

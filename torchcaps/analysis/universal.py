@@ -141,9 +141,9 @@ def train_universal(
         on_step: called after each iteration with a function that returns the state to resume from.
 
     Deviation: the supplement states neither ``eps`` nor the optimiser, and asks both for clean and perturbed logits
-    that are alike and for an incorrect label; we do the second. The loss with a new incorrect class each time is lowest for
-    equal scores, which a network with large logits can approach without more errors: hence ``"untargeted"``, which the
-    paper does not have.
+    that are alike and for an incorrect label; we do the second. The loss with a new incorrect class each time is lowest
+    for equal scores, which a network with large logits can approach without more errors: hence ``"untargeted"``, which
+    the paper does not have.
     """
     _check_images(model, images, test_images, eps, low, high)
     labels = _check_labels(model, labels, images, "labels")
