@@ -1,6 +1,6 @@
-"""Chen, Li, Wang, Crandall 2019: Generalized capsule networks with trainable routing procedure (G-CapsNets).
+"""Chen, Wang, Zhao, Crandall 2019: Generalized capsule networks with trainable routing procedure (G-CapsNets).
 
-`PAPER`, at the end, says what was claimed, what it costs and where we deviate. Run an item by
+`PAPER`, at the end of the module, has the paper's claims, the cost and our deviations. Run an item with
 ``torchcaps reproduce chen2019 table2 --scale cpu``.
 """
 
@@ -37,7 +37,9 @@ C_DYNAMIC = Run("chen2019_dynamic_cifar10", cpu=SMALL)
 C_FC = Run("chen2019_fc_cifar10", cpu=SMALL)
 C_CONV = Run("chen2019_conv_cifar10", cpu=SMALL)
 C_MULTI = Run("chen2019_multi_cifar10", cpu=CPU_CIFAR)
-_SAME = "on CIFAR-10 the convolutional and the fully-connected net are one function: a window over the whole grid"
+_SAME = (
+    "on CIFAR-10 the convolutional and the fully-connected network are the same function: the kernel covers the grid"
+)
 
 TABLE_2 = Item(
     "table2",
@@ -57,7 +59,9 @@ TABLE_2 = Item(
                 "MNIST": Cell(Published(0.91, 0.09), CNN),
                 "size, MNIST": Cell(35.4e6, ParameterCount(CNN)),
                 "CIFAR-10": Cell(Published(36.54, 0.78), C_CNN),
-                "size, CIFAR-10": Cell(Published(9.6e6, note="no reading of the net has 9.6M"), ParameterCount(C_CNN)),
+                "size, CIFAR-10": Cell(
+                    Published(9.6e6, note="no reading of the architecture gives 9.6M"), ParameterCount(C_CNN)
+                ),
             },
         ),
         TableRow(
@@ -67,7 +71,7 @@ TABLE_2 = Item(
                 "size, MNIST": Cell(8.2e6, ParameterCount(DYNAMIC)),
                 "CIFAR-10": Cell(Published(40.88, 0.67), C_DYNAMIC),
                 "size, CIFAR-10": Cell(
-                    Published(2.67e6, note="that of the net with couplings; dynamic routing has none"),
+                    Published(2.67e6, note="that of the network with trained couplings; dynamic routing has none"),
                     ParameterCount(C_DYNAMIC),
                 ),
             },
@@ -103,23 +107,29 @@ TABLE_2 = Item(
             {
                 "CIFAR-10": Cell(Published(34.29, 0.33), C_MULTI),
                 "size, CIFAR-10": Cell(
-                    Published(0.716e6, note="see the multi-layer net's own table"), ParameterCount(C_MULTI)
+                    Published(0.716e6, note="see the table of the multi-layer network"), ParameterCount(C_MULTI)
                 ),
             },
         ),
     ),
     claims=(
         Claim(
-            "trainable couplings are better than dynamic routing", ("FC G-CapsNets", "MNIST"), ("CapsNets**", "MNIST")
+            "trained couplings have a lower error than dynamic routing",
+            ("FC G-CapsNets", "MNIST"),
+            ("CapsNets**", "MNIST"),
         ),
-        Claim("G-CapsNets are better than the CNN", ("FC G-CapsNets", "MNIST"), ("CNN", "MNIST")),
-        Claim("fully-connected is better than convolutional", ("FC G-CapsNets", "MNIST"), ("Conv G-CapsNets", "MNIST")),
+        Claim("G-CapsNets have a lower error than the CNN", ("FC G-CapsNets", "MNIST"), ("CNN", "MNIST")),
+        Claim(
+            "fully-connected has a lower error than convolutional",
+            ("FC G-CapsNets", "MNIST"),
+            ("Conv G-CapsNets", "MNIST"),
+        ),
     ),
     notes=(
-        "Between transform and routing there is no nonlinearity, so that in a fully-connected layer, and in any whose "
-        "window covers the grid, the couplings add nothing but another geometry of optimisation.",
-        "The released baseline with dynamic routing lacks the primary squash and trains by SGD: a weaker one than the "
-        "paper's words, which is what runs here (preset='official' is the other).",
+        "There is no nonlinearity between transform and routing. In a fully-connected layer, and in any whose kernel "
+        "covers the grid, the couplings only change the geometry of the optimisation.",
+        "The released baseline with dynamic routing has no primary squash and is trained with SGD, which is weaker "
+        "than the baseline that the paper describes; we run the latter (the former: preset='official').",
     ),
 )
 
@@ -129,14 +139,14 @@ _LAYERS = {
     "Conv Caps Trans#1": ("capsules.layers.caps1.weight", Published(131_100)),
     "Conv Caps Routing#1": (
         "capsules.layers.caps1.coefficients",
-        Published(56_400, note="printed for a 3x3 window, (3,3,16)x(7,7,8); the layer's is 4x4"),
+        Published(56_400, note="printed for a 3x3 kernel, (3,3,16)x(7,7,8); the layer has a 4x4 kernel"),
     ),
     "Conv Caps Trans#2": ("capsules.layers.caps2.weight", Published(4_600)),
     "Conv Caps Routing#2": ("capsules.layers.caps2.coefficients", Published(10_400)),
     "FC Caps Trans": ("capsules.layers.classes.weight", Published(92_200)),
     "FC Caps Routing": (
         "capsules.layers.classes.coefficients",
-        Published(11_500, note="printed for one coupling a dimension, (16,3,3,8)x10; the code has one a capsule"),
+        Published(11_500, note="printed for one coupling per dimension, (16,3,3,8)x10; the code has one per capsule"),
     ),
 }
 COUNTS = Measurement(
@@ -148,7 +158,7 @@ COUNTS = Measurement(
 MULTI = Item(
     "multi",
     "Supplement, Table 1",
-    "The multi-layer net, layer by layer: parameters as printed, and as its own sizes give them.",
+    "The multi-layer network, layer by layer: parameters as printed, and as counted from its sizes.",
     columns={"parameters": "numbers"},
     rows=(
         *(TableRow(label, {"parameters": Cell(printed, COUNTS, label)}) for label, (_, printed) in _LAYERS.items()),
@@ -163,7 +173,7 @@ MULTI = Item(
             },
         ),
     ),
-    notes=("We build the released net's version: 4x4 routing windows, one coupling a capsule.",),
+    notes=("We build the released version: 4x4 routing kernels, one coupling per capsule.",),
 )
 
 GAN = Measurement(
@@ -181,7 +191,7 @@ ON_GAN = Measurement(
     {"baseline": CNN, "fc": FC_PLAIN, "conv": CONV_PLAIN},
     depends_on={"gan": GAN},
 )
-_UNITS = "no multiple of 1/4,000, and so no percentage of 4,000 images: misprinted units"
+_UNITS = "not a multiple of 1/4,000, so not a percentage of 4,000 images: misprinted units"
 _TABLE_3 = {
     1: (19.800, 23.500, 19.725),
     2: (5.600, 3.250, 4.050),
@@ -193,7 +203,7 @@ _NETS = {"baseline": "CNN", "fc": "FC", "conv": "Conv"}
 TABLE_3 = Item(
     "table3",
     "Table 3",
-    "Error on 4,000 digits that an AC-GAN makes after each of its first five epochs, of nets trained on real digits.",
+    "Error on 4,000 digits generated by an AC-GAN after each of its first five epochs, of networks trained on MNIST.",
     columns=dict.fromkeys(_NETS.values(), "error, %"),
     rows=tuple(
         TableRow(
@@ -210,16 +220,15 @@ TABLE_3 = Item(
         Claim("FC G-CapsNets generalise better than the CNN (epoch 5)", ("GAN epoch 5", "FC"), ("GAN epoch 5", "CNN")),
     ),
     notes=(
-        "All three nets see the same images, and every seed has a GAN of its own.",
-        "An error here is that of the GAN as much as that of the net: what it makes may not be the digit that it was "
-        "asked for.",
-        "At the scale cpu an epoch of the GAN is 20,000 images, a third of the paper's.",
+        "All three networks see the same images; each seed has its own GAN.",
+        "An error may be the GAN's as well as the network's: a generated image may not show the requested digit.",
+        "At the scale cpu an epoch of the GAN has 20,000 images, a third of the paper's.",
     ),
 )
 FIG_2 = Item(
     "fig2",
     "Figure 2",
-    "Digits that the AC-GAN makes after each epoch.",
+    "Digits generated by the AC-GAN after each epoch.",
     measurements=(GAN,),
     draw=partial(draw_gan_images, GAN),
 )
@@ -242,7 +251,7 @@ BLACK = {
 BLACK_BOX = Item(
     "blackbox",
     "Section 4.3, black box",
-    "FGSM of 8 levels of 255, made against a LeNet: accuracy of the nets before and after.",
+    "Accuracy before and after FGSM with a step of 8/255, computed from the gradients of a LeNet.",
     columns={
         "attacked": "test accuracy, %",
         "clean": "test accuracy, %",
@@ -256,7 +265,7 @@ BLACK_BOX = Item(
                 "attacked": Cell(
                     Published(
                         printed,
-                        note=f"the share of the digit {digit} in MNIST's test set: what constant predictions score",
+                        note=f"the fraction of the digit {digit} in MNIST's test set: that of a constant prediction",
                     ),
                     BLACK[label],
                     "attacked",
@@ -271,13 +280,13 @@ BLACK_BOX = Item(
     ),
     draw=partial(draw_black_box, BLACK),
     notes=(
-        "The published accuracies are an artefact, by inference: constant predictions, such as inputs in a wrong "
-        "scale give.",
-        "White box: the same attack by the net's own gradients, for comparison.",
+        "We infer that the published accuracies are an artefact: constant predictions, as caused by wrongly scaled "
+        "inputs.",
+        "White box: the same attack with the network's own gradients, for comparison.",
     ),
 )
 
-SIZES = (8, 16, 32, 64)  # levels of 255
+SIZES = (8, 16, 32, 64)  # largest change of a pixel, in levels of 255
 WHITE = {
     label: {
         eps: Measurement(
@@ -296,25 +305,25 @@ WHITE = {
 WHITE_BOX = Item(
     "whitebox",
     "Supplement 6.2, white box",
-    "One perturbation for all images, from a generator trained against the net: accuracy over its iterations, for "
+    "One perturbation for all images, from a generator trained against the network: accuracy over its iterations, for "
     "perturbations of four sizes.",
     columns={"attacked": "test accuracy, %", "random noise": "test accuracy, %", "clean": "test accuracy, %"},
     rows=tuple(
         TableRow(
             f"{label}, {eps} levels",
             {
-                "attacked": Cell(None, measure, "attacked"),
-                "random noise": Cell(None, measure, "noise"),
-                "clean": Cell(None, measure, "clean"),
+                "attacked": Cell(None, measurement, "attacked"),
+                "random noise": Cell(None, measurement, "noise"),
+                "clean": Cell(None, measurement, "clean"),
             },
             variance_group=f"{eps} levels",
         )
         for label, sizes in WHITE.items()
-        for eps, measure in sizes.items()
+        for eps, measurement in sizes.items()
     ),
     claims=tuple(
         Claim(
-            f"(ours) the FC net withstands it better than the CNN, {eps} levels",
+            f"(ours) the FC network is more robust than the CNN, {eps} levels",
             (f"FC G-CapsNets*, {eps} levels", "attacked"),
             (f"CNN, {eps} levels", "attacked"),
             lower_is_better=False,
@@ -323,31 +332,31 @@ WHITE_BOX = Item(
     ),
     draw=partial(draw_white_box, WHITE),
     notes=(
-        "The size of the perturbation is not stated; 8 to 64 levels of 255 here. The supplement asks for a small "
-        "difference of logits and for wrong labels at once; we minimise the cross-entropy with a wrong label drawn "
-        "for each image.",
-        "The published curve's numbers are not in the text. Random noise of the same size is our control.",
+        "The paper does not state the size of the perturbation; we use 8 to 64 levels of 255. The supplement demands "
+        "a small difference of logits and incorrect labels at once; we minimise the cross-entropy with a random "
+        "incorrect label per image.",
+        "The values of the published curve are not in the text. Random noise of the same size is our control.",
     ),
 )
 
 PAPER = Paper(
     "chen2019",
-    "Z. Chen, X. Li, C. Wang, D. Crandall: Generalized Capsule Networks with Trainable Routing Procedure. 2019, "
+    "Z. Chen, C. Wang, T. Zhao, D. Crandall: Generalized Capsule Networks with Trainable Routing Procedure. 2019, "
     "arXiv:1808.08692.",
     summary=(
-        "Couplings trained as weights do without routing by agreement, are better than it and than a CNN on MNIST "
-        "and CIFAR-10, stack into several layers, and generalise better to what a GAN makes."
+        "Couplings trained as weights replace routing by agreement, have a lower error than it and than a CNN on "
+        "MNIST and CIFAR-10, stack into several layers, and generalise better to images of a GAN."
     ),
-    cost="MNIST: 10,000 steps of 100 images, half a second each on two cores; CIFAR-10 10,000 to 20,000.",
+    cost="MNIST: 10,000 steps of 100 images, half a second each on two cores; CIFAR-10: 10,000 to 20,000 steps.",
     cpu_scale=(
         "a quarter of the channels and capsule types (64 and 8; CNN 32 channels), 20,000 training images and 4 "
-        "epochs; CIFAR-10 10,000 and 5 with half the width (the multi-layer net whole); one-cycle rates; the GAN as "
-        "published, on 20,000 images an epoch; the white-box generator 300 iterations."
+        "epochs; CIFAR-10 10,000 and 5 with half the width (the multi-layer network unchanged); one-cycle learning "
+        "rates; the GAN as published, on 20,000 images per epoch; the white-box generator with 300 iterations."
     ),
     deviations=(
-        "Errors of the released code are not followed: its mask that keeps capsule 9, its diagonal Jacobian, its "
+        "Errors of the released code are not reproduced: its mask that keeps capsule 9, its diagonal Jacobian, its "
         "reshapes.",
-        "Margins are the paper's 0.9; the released nets have 0.7 and 0.6 (preset='official').",
+        "The positive margin is the paper's 0.9; the released networks have 0.7 and 0.6 (preset='official').",
     ),
     items=(TABLE_2, MULTI, TABLE_3, FIG_2, BLACK_BOX, WHITE_BOX),
 )

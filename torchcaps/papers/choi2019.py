@@ -1,6 +1,6 @@
 """Choi, Seo, Im, Kang 2019: Attention routing between capsules (AR CapsNet).
 
-`PAPER`, at the end, says what was claimed, what it costs and where we deviate. Run an item by
+`PAPER`, at the end of the module, has the paper's claims, the cost and our deviations. Run an item with
 ``torchcaps reproduce choi2019 table3 --scale cpu``.
 """
 
@@ -10,6 +10,7 @@ from torchcaps.papers import PAPERS
 from torchcaps.papers.measures.cost import epoch_seconds
 from torchcaps.papers.measures.decoding import draw_measured_perturbation, measure_perturbation
 from torchcaps.papers.measures.geometry import (
+    TRANSFORMS,
     draw_alignment_table,
     draw_capsule_paths,
     draw_cosine_histogram,
@@ -29,7 +30,7 @@ AFFNIST = Run("choi2019_affnist", cpu={**CPU_DIGITS, **NARROW, "test_data": "aff
 C10 = Run("choi2019_cifar10", {"augmentation": "choi2019.cifar10"}, {**CPU_CIFAR, **NARROW})
 C10_PLUS = Run("choi2019_cifar10", {"augmentation": "choi2019.cifar10+"}, {**CPU_CIFAR, **NARROW})
 
-# The CapsNet that the paper compares with is a re-implementation, trained as its own net is.
+# The paper compares with a re-implementation of CapsNet that is trained like its own network.
 AS_CHOI = {"epochs": 20, "batch_size": 100, "val_fraction": 0.1, "eval_weights": "best"}
 CAPSNET = Run("sabour2017_mnist", {**AS_CHOI, "augmentation": "choi2019.mnist"}, {**CPU_DIGITS, **NARROW_CAPSNET})
 CAPSNET_PLUS = CAPSNET.replace(augmentation="choi2019.mnist+")
@@ -60,13 +61,13 @@ def _seven(name: str, run: Run) -> Measurement:
 OURS_7, OURS_7_PLUS, CAPSNET_7_PLUS = (
     _seven(name, run) for name, run in (("c10", C10), ("c10plus", C10_PLUS), ("capsnet-c10plus", CAPSNET_C10_PLUS))
 )
-OWN_RUN = "the paper's own run of a Keras re-implementation"
+OWN_RUN = "the authors' run of a Keras re-implementation"
 ACCURACY = "test accuracy, %"
 
 TABLE_1 = Item(
     "table1",
     "Table 1",
-    "Test accuracy of CapsNet and AR CapsNet, without (plain) and with (+) augmentation.",
+    "Test accuracy of CapsNet and AR CapsNet, without and with (+) augmentation.",
     columns=dict.fromkeys(("MNIST", "MNIST+", "affNIST", "C10", "C10+"), ACCURACY),
     rows=(
         TableRow(
@@ -74,7 +75,7 @@ TABLE_1 = Item(
             {
                 "MNIST": Cell(Published(99.45, note=OWN_RUN), CAPSNET, "accuracy"),
                 "MNIST+": Cell(
-                    Published(99.75, note="Sabour's 0.25 % error; the paper's own run has 99.52"),
+                    Published(99.75, note="from Sabour 2017 (0.25 % error); the authors' own run reaches 99.52"),
                     CAPSNET_PLUS,
                     "accuracy",
                 ),
@@ -101,22 +102,22 @@ TABLE_1 = Item(
     ),
     claims=(
         Claim(
-            "AR CapsNet is better than CapsNet on MNIST",
+            "AR CapsNet is more accurate than CapsNet on MNIST",
             ("AR CapsNet", "MNIST"),
             ("CapsuleNet", "MNIST"),
             False,
         ),
-        Claim("AR CapsNet is the more robust on affNIST", ("AR CapsNet", "affNIST"), ("CapsuleNet", "affNIST"), False),
-        Claim("AR CapsNet is better on CIFAR-10", ("AR CapsNet", "C10"), ("CapsuleNet", "C10"), False),
+        Claim("AR CapsNet is more robust on affNIST", ("AR CapsNet", "affNIST"), ("CapsuleNet", "affNIST"), False),
+        Claim("AR CapsNet is more accurate on CIFAR-10", ("AR CapsNet", "C10"), ("CapsuleNet", "C10"), False),
     ),
     notes=(
-        "affNIST: the paper chooses its checkpoint by affNIST's validation images, which leaks the target into the "
-        "choice; here it is chosen by held-out digits of the training set.",
-        "affNIST: CapsNet sees digits anywhere on the canvas, AR CapsNet digits moved by up to a fifth of it, as "
-        "each paper has it.",
+        "affNIST: the paper selects its checkpoint on affNIST's validation images, which leaks the target domain "
+        "into the selection; ours is selected on a validation set of training digits.",
+        "affNIST: CapsNet is trained on digits anywhere on the canvas, AR CapsNet on digits shifted by up to a fifth "
+        "of it, as in the respective paper.",
         "At the scale cpu AR CapsNet is the larger of the two (2.9M parameters against 2.1M on MNIST, 5.2M against "
-        "4.8M on CIFAR-10); in the paper it has two thirds of CapsNet's.",
-        "The paper's MNIST+ is a translation; its code turns digits by up to 20 degrees as well (preset='official').",
+        "4.8M on CIFAR-10); in the paper it has two thirds of CapsNet's parameters.",
+        "The paper's MNIST+ is a translation; its code also rotates digits by up to 20 degrees (preset='official').",
     ),
 )
 
@@ -126,7 +127,7 @@ _TABLE_2 = {
     (3, 16): (85.56, 86.93, 3.8), (3, 32): (86.56, 87.91, 8.9), (4, 16): (86.37, 87.21, 4.0),
     (4, 32): (87.19, 88.61, 9.6),
 }  # fmt: skip
-_TYPO = "the progression 7.7, ., 8.9, 9.6M forces 8.3M"
+_TYPO = "a typo: the progression 7.7, ., 8.9, 9.6M implies 8.3M"
 
 
 def _depth(run: Run, depth: int, dim: int) -> Run:
@@ -136,7 +137,7 @@ def _depth(run: Run, depth: int, dim: int) -> Run:
 TABLE_2 = Item(
     "table2",
     "Table 2",
-    "CIFAR-10 by the number of convolutional capsule layers L and the capsules' dimension D.",
+    "CIFAR-10 by the number of convolutional capsule layers L and the capsule dimension D.",
     columns={"C10": ACCURACY, "C10+": ACCURACY, "size": "parameters"},
     rows=tuple(
         TableRow(
@@ -153,10 +154,15 @@ TABLE_2 = Item(
         for (depth, dim), (plain, plus, size) in _TABLE_2.items()
     ),
     claims=(
-        Claim("depth helps", ("L = 4, D = 32", "C10"), ("L = 1, D = 32", "C10"), False),
-        Claim("wider capsules help at the same depth", ("L = 4, D = 32", "C10"), ("L = 4, D = 16", "C10"), False),
+        Claim("deeper networks are more accurate", ("L = 4, D = 32", "C10"), ("L = 1, D = 32", "C10"), False),
+        Claim(
+            "higher-dimensional capsules are more accurate at the same depth",
+            ("L = 4, D = 32", "C10"),
+            ("L = 4, D = 16", "C10"),
+            False,
+        ),
     ),
-    notes=("The paper counts the moving averages of batch norms as parameters, 256 numbers; they are none here.",),
+    notes=("The paper counts the running statistics of batch norm, 256 numbers, as parameters; we do not.",),
 )
 
 TIMES = Measurement(
@@ -168,9 +174,9 @@ TIMES = Measurement(
 )
 COST = Item(
     "cost",
-    "Section 4.2",
-    "Parameters, and seconds of a training epoch on MNIST, of AR CapsNet and CapsNet in the papers' sizes.",
-    columns={"MNIST": "parameters", "CIFAR-10": "parameters", "epoch": "seconds", "ratio": "times AR CapsNet's"},
+    "Section 4.1",
+    "Parameters and seconds per training epoch on MNIST of AR CapsNet and CapsNet, at the papers' sizes.",
+    columns={"MNIST": "parameters", "CIFAR-10": "parameters", "epoch": "seconds", "ratio": "relative to AR CapsNet"},
     rows=(
         TableRow(
             "CapsuleNet",
@@ -187,7 +193,7 @@ COST = Item(
                 "MNIST": Cell(
                     Published(
                         5.31e6,
-                        note="'less than half the parameters' (introduction) contradicts the 0.65 of the abstract",
+                        note="'less than half the parameters' (introduction) contradicts the abstract's factor 0.65",
                     ),
                     ParameterCount(MNIST),
                 ),
@@ -196,11 +202,10 @@ COST = Item(
             },
         ),
     ),
-    claims=(Claim("AR CapsNet is the faster to train", ("AR CapsNet", "epoch"), ("CapsuleNet", "epoch")),),
+    claims=(Claim("AR CapsNet trains faster", ("AR CapsNet", "epoch"), ("CapsuleNet", "epoch")),),
     notes=(
-        "The paper's seconds are those of a GTX 1080 with TensorFlow, ours those of this machine's CPU, batches of "
-        "100: the ratio is what compares, and our dynamic routing is some 30 times as fast as the usual way to write "
-        "it.",
+        "The paper measures on a GTX 1080 with TensorFlow, we on a CPU, both with batches of 100: only the ratio is "
+        "comparable, and our dynamic routing is about 30 times as fast as a naive implementation.",
     ),
 )
 
@@ -208,28 +213,27 @@ FIG_3_MEASURE = Measurement("choi2019-fig3", measure_perturbation, {"net": PLUS}
 FIG_3 = Item(
     "fig3",
     "Figure 3",
-    "Dimensions of the right capsule moved by -0.25 to 0.25 times the root of D, and decoded.",
-    columns={"change": "squared, both ends"},
+    "Reconstructions while dimensions of the labelled capsule are perturbed by -0.25 to 0.25 times the root of D.",
+    columns={"change": "squared, at both ends"},
     rows=(
-        TableRow("the dimension that changes most", {"change": Cell(None, FIG_3_MEASURE, "largest_change")}),
-        TableRow("the dimension that changes least", {"change": Cell(None, FIG_3_MEASURE, "smallest_change")}),
+        TableRow("dimension with the largest change", {"change": Cell(None, FIG_3_MEASURE, "largest_change")}),
+        TableRow("dimension with the smallest change", {"change": Cell(None, FIG_3_MEASURE, "smallest_change")}),
     ),
     draw=partial(draw_measured_perturbation, FIG_3_MEASURE, n_dimensions=10),
-    notes=("The paper shows pictures only; the numbers are ours.",),
+    notes=("The paper shows images only; the numbers are our addition.",),
 )
 
 
-def _measured(name: str, run: Run, before_tanh: bool = False) -> Measurement:
+def _alignment(name: str, run: Run, before_tanh: bool = False) -> Measurement:
     options = {"before_tanh": True} if before_tanh else {}
     return Measurement(
         name, measure_alignment_ratios, {"net": run}, options=options, cpu={"n_images": 1_000}, smoke={"n_images": 40}
     )
 
 
-ALIGNED = _measured("choi2019-table3", MNIST)
-ALIGNED_PLUS = _measured("choi2019-table3-plus", PLUS)
-BEFORE_TANH = _measured("choi2019-table3-before", MNIST, before_tanh=True)
-_WAYS = ("Rot+", "x+", "y+", "Rot-", "x-", "y-")
+ALIGNED = _alignment("choi2019-table3", MNIST)
+ALIGNED_PLUS = _alignment("choi2019-table3-plus", PLUS)
+BEFORE_TANH = _alignment("choi2019-table3-before", MNIST, before_tanh=True)
 _PRINTED = {
     "8": (0.89, 0.89, 0.91, 0.86, 0.87, 0.86),
     "5": (0.89, 0.78, 0.73, 0.84, 0.88, 0.86),
@@ -237,52 +241,52 @@ _PRINTED = {
     "average, trained with augmentation": (0.89, 0.88, 0.80, 0.81, 0.84, 0.84),
 }
 _WRONG_AXIS = (
-    "0.311 ± 0.262 is what the wrong axis of the singular value decomposition gives; the stated procedure gives "
-    "0.462 ± 0.269, and can't have a root mean square below 0.447"
+    "0.311 ± 0.262 results from the wrong axis of the singular value decomposition; the stated procedure gives "
+    "0.462 ± 0.269, and its root mean square can't be below 0.447"
 )
 
 
-def _aligned(label: str, measure: Measurement, key: str, note: str = "") -> TableRow:
+def _alignment_row(label: str, measurement: Measurement, key: str, note: str = "") -> TableRow:
     printed = _PRINTED.get(label)
     cells = {}
-    for number, way in enumerate(_WAYS):
-        value = None if printed is None else Published(printed[number])
+    for index, name in enumerate(TRANSFORMS):
+        value = None if printed is None else Published(printed[index])
         if note:
             value = Published(0.311, 0.262, note)
-        cells[way] = Cell(value, measure, f"{key} {way}")
+        cells[name] = Cell(value, measurement, f"{key} {name}")
     return TableRow(label, cells, variance_group="a digit" if label.isdigit() else label.split(",")[0])
 
 
 TABLE_3 = Item(
     "table3",
     "Table 3",
-    "Alignment ratio by digit and transformation: how much of a capsule's change lies along one direction.",
-    columns=dict.fromkeys(_WAYS, "ratio"),
+    "Alignment ratio by digit and transformation: the fraction of a capsule's change that lies along one direction.",
+    columns=dict.fromkeys(TRANSFORMS, "ratio"),
     rows=(
-        *(_aligned(str(digit), ALIGNED, str(digit)) for digit in range(10)),
-        _aligned("average", ALIGNED, "average"),
-        _aligned("average, trained with augmentation", ALIGNED_PLUS, "average"),
-        _aligned("average, before tanh", BEFORE_TANH, "average"),
-        _aligned("random vectors, the stated procedure", ALIGNED, "random", _WRONG_AXIS),
-        _aligned("random vectors, the wrong axis", ALIGNED, "random as printed"),
+        *(_alignment_row(str(digit), ALIGNED, str(digit)) for digit in range(10)),
+        _alignment_row("average", ALIGNED, "average"),
+        _alignment_row("average, trained with augmentation", ALIGNED_PLUS, "average"),
+        _alignment_row("average, before tanh", BEFORE_TANH, "average"),
+        _alignment_row("random vectors, the stated procedure", ALIGNED, "random", _WRONG_AXIS),
+        _alignment_row("random vectors, the wrong axis", ALIGNED, "random as printed"),
     ),
     claims=tuple(
         Claim(
-            f"capsules move along one direction ({way})",
-            ("average", way),
-            ("random vectors, the stated procedure", way),
+            f"capsules move along one direction ({name})",
+            ("average", name),
+            ("random vectors, the stated procedure", name),
             False,
         )
-        for way in _WAYS
+        for name in TRANSFORMS
     ),
     draw=partial(draw_alignment_table, ALIGNED),
-    notes=("The paper's code takes capsules before tanh, its equation after it: both are here.",),
+    notes=("The paper's code uses capsules before tanh, its equation capsules after it; we report both.",),
 )
 
 FIG_4 = Item(
     "fig4",
     "Figure 4",
-    "Cosines between the directions of opposite transformations: -1 where a capsule goes the other way.",
+    "Cosines between the directions of opposite transformations: -1 if the capsule moves in the opposite direction.",
     columns={"plain": "", "with augmentation": ""},
     rows=(
         TableRow(
@@ -309,8 +313,8 @@ FIG_4 = Item(
     ),
     draw=partial(draw_cosine_histogram, ALIGNED),
     notes=(
-        "Directions are signed so that the capsule's changes lie along them (the paper's footnote 5). The authors' "
-        "notebook leaves the signs to the library, so that its split between the peaks means nothing.",
+        "The sign of a direction is that of the capsule's changes (the paper's footnote 5). The authors' notebook uses "
+        "the arbitrary signs of the library, so its split between the two peaks is arbitrary.",
     ),
 )
 
@@ -320,29 +324,30 @@ PATHS = Measurement(
 FIG_5 = Item(
     "fig5",
     "Figure 5",
-    "What cosines of -1 and 1 mean: real capsules as their images are transformed either way.",
+    "Illustration of cosines of -1 and 1: paths of capsules while their images are transformed in both directions.",
     measurements=(PATHS,),
     draw=partial(draw_capsule_paths, PATHS),
-    notes=("The paper draws a schematic; these are the capsules of test images.",),
+    notes=("The paper draws a schematic; we draw the capsules of test images.",),
 )
 
 PAPER = Paper(
     "choi2019",
     "J. Choi, H. Seo, S. Im, M. Kang: Attention Routing Between Capsules. ICCV workshops 2019, arXiv:1907.01750.",
     summary=(
-        "Attention in place of iterations, and a capsule activation, keep MNIST's accuracy with 0.65 of the "
-        "parameters and a fifth of the time, are much better on CIFAR-10, and give capsules that move along one "
-        "direction for each transformation."
+        "Attention instead of iterations, and a capsule activation, match CapsNet on MNIST with 0.65 of the "
+        "parameters and a fifth of the time, are much more accurate on CIFAR-10, and give capsules that move along "
+        "one direction per transformation."
     ),
-    cost="MNIST: 20 epochs of 60,000 images, some 4 minutes each on two cores here; CIFAR-10: 200 epochs.",
+    cost="MNIST: 20 epochs of 60,000 images, about 4 minutes each on two cores; CIFAR-10: 200 epochs.",
     cpu_scale=(
         "a quarter of the channels and half of the capsule types (16 and 4; CapsNet 64 and 8), 20,000 training "
-        "images of which a tenth is held out, 4 epochs; CIFAR-10 10,000 images, 5 epochs; one-cycle rates; alignment "
+        "images of which a tenth is the validation set, 4 epochs; CIFAR-10 10,000 images, 5 epochs; one-cycle learning "
+        "rates; alignment "
         "on 1,000 test digits."
     ),
     deviations=(
-        "The class capsules are not mixed with each other, as the authors' last reshape does.",
-        "Fractions of a pixel, rotation about the middle: see the pipelines.",
+        "The class capsules are not mixed with each other; the last reshape of the authors' code mixes them.",
+        "Sub-pixel shifts, rotation about the centre: see the augmentation pipelines.",
     ),
     items=(TABLE_1, TABLE_2, COST, FIG_3, TABLE_3, FIG_4, FIG_5),
 )

@@ -1,6 +1,6 @@
 """Sabour, Frosst, Hinton 2017: Dynamic routing between capsules.
 
-`PAPER`, at the end, says what was claimed, what it costs and where we deviate. Run an item by
+`PAPER`, at the end of the module, has the paper's claims, the cost and our deviations. Run an item with
 ``torchcaps reproduce sabour2017 table1 --scale cpu``.
 """
 
@@ -33,12 +33,10 @@ CNN = Run("sabour2017_cnn_mnist", cpu={**CPU_DIGITS, **NARROW_CNN})
 PAIRS = {"steps": 1_500, "max_test_images": 5_000, "lr_schedule": CPU_DIGITS["lr_schedule"]}
 MULTI = Run("sabour2017_multimnist", cpu={**PAIRS, **NARROW_CAPSNET})
 MULTI_CNN = Run("sabour2017_cnn_multimnist", cpu={**PAIRS, "width": 96, "features": 1_024})
-# For what is looked at rather than compared: decodes are blurred after as many steps as the tables have.
+# Trained longer, for figures: reconstructions are still blurred after the steps of the tables.
 LONG_MNIST = MNIST.replace(cpu={"max_train_images": None, "epochs": 6})
 LONG_MULTI = MULTI.replace(cpu={"steps": 4_500})
-_LONG = (
-    "At the scale cpu this net is trained on all 60,000 images for 6 epochs, four times as long as those of Table 1."
-)
+_LONG = "At the scale cpu this network is trained on all 60,000 images for 6 epochs, four times as long as in Table 1."
 
 TABLE_1 = Item(
     "table1",
@@ -82,32 +80,32 @@ TABLE_1 = Item(
             ("CapsNet, 1 iteration, no reconstruction", "MNIST"),
         ),
         Claim(
-            "three iterations are better than one (with reconstruction)",
+            "three iterations have a lower error than one (with reconstruction)",
             ("CapsNet, 3 iterations, reconstruction", "MNIST"),
             ("CapsNet, 1 iteration, reconstruction", "MNIST"),
         ),
         Claim(
-            "CapsNet is better than the convolutional baseline",
+            "CapsNet has a lower error than the convolutional baseline",
             ("CapsNet, 3 iterations, reconstruction", "MNIST"),
             ("Baseline CNN", "MNIST"),
         ),
         Claim(
-            "CapsNet is better than the baseline on overlapping digits",
+            "CapsNet has a lower error than the baseline on overlapping digits",
             ("CapsNet, 3 iterations, reconstruction", "MultiMNIST"),
             ("Baseline CNN", "MultiMNIST"),
         ),
         Claim(
-            "three iterations are better than one on overlapping digits",
+            "three iterations have a lower error than one on overlapping digits",
             ("CapsNet, 3 iterations, reconstruction", "MultiMNIST"),
             ("CapsNet, 1 iteration, reconstruction", "MultiMNIST"),
         ),
     ),
     notes=(
-        "The paper's caption says accuracy; the numbers are errors.",
-        "At the scale cpu the MultiMNIST baseline has 4.1M parameters and CapsNet 3.3M; the paper's have 24.6M and "
-        "11.4M.",
-        "Open re-implementations of the MNIST net report 0.34 to 0.36 %, not 0.25 % (XifengGuo/CapsNet-Keras, issue "
-        "16).",
+        "The paper's caption says accuracy; the numbers are error rates.",
+        "At the scale cpu the MultiMNIST baseline has 4.1M parameters and CapsNet 3.3M; in the paper they have 24.6M "
+        "and 11.4M.",
+        "Open re-implementations of the MNIST network report 0.34 to 0.36 %, not 0.25 % (XifengGuo/CapsNet-Keras, "
+        "issue 16).",
     ),
 )
 
@@ -117,36 +115,36 @@ FIG_3_MEASURE = Measurement(
 FIG_3 = Item(
     "fig3",
     "Figure 3",
-    "Test digits and what the decoder makes of their capsules: right ones, and failures decoded by label and "
+    "Test digits and their reconstructions: correctly classified ones, and misclassified ones decoded by label and by "
     "prediction.",
     columns={"squared error": "sum over pixels"},
     rows=(
         TableRow("all test images, by label", {"squared error": Cell(None, FIG_3_MEASURE, "squared_error")}),
         TableRow(
-            "failures, by label",
+            "misclassified, by label",
             {"squared error": Cell(None, FIG_3_MEASURE, "squared_error_of_incorrect_by_label")},
         ),
         TableRow(
-            "failures, by prediction",
+            "misclassified, by prediction",
             {"squared error": Cell(None, FIG_3_MEASURE, "squared_error_of_incorrect_by_prediction")},
         ),
     ),
     draw=partial(draw_measured_reconstruction, FIG_3_MEASURE),
-    notes=(_LONG, "The paper shows pictures only; the numbers are ours."),
+    notes=(_LONG, "The paper shows images only; the numbers are our addition."),
 )
 
 FIG_4_MEASURE = Measurement("sabour2017-fig4", measure_perturbation, {"net": LONG_MNIST})
 FIG_4 = Item(
     "fig4",
     "Figure 4",
-    "Each of the 16 dimensions of the right capsule moved by -0.25 to 0.25, and decoded.",
-    columns={"change": "squared, both ends"},
+    "Reconstructions while each of the 16 dimensions of the labelled capsule is perturbed by -0.25 to 0.25.",
+    columns={"change": "squared, at both ends"},
     rows=(
-        TableRow("the dimension that changes most", {"change": Cell(None, FIG_4_MEASURE, "largest_change")}),
-        TableRow("the dimension that changes least", {"change": Cell(None, FIG_4_MEASURE, "smallest_change")}),
+        TableRow("dimension with the largest change", {"change": Cell(None, FIG_4_MEASURE, "largest_change")}),
+        TableRow("dimension with the smallest change", {"change": Cell(None, FIG_4_MEASURE, "smallest_change")}),
     ),
     draw=partial(draw_measured_perturbation, FIG_4_MEASURE),
-    notes=(_LONG, "The paper shows pictures only; the numbers are ours."),
+    notes=(_LONG, "The paper shows images only; the numbers are our addition."),
 )
 
 FIG_5_MEASURE = Measurement(
@@ -159,46 +157,49 @@ FIG_5_MEASURE = Measurement(
 FIG_5 = Item(
     "fig5",
     "Figure 5",
-    "Two overlapping digits decoded one by one, in two colours; wrong ones by label and by prediction; absent classes.",
+    "Reconstructions of two overlapping digits in two colours; misclassified ones by label and by prediction; absent "
+    "classes.",
     columns={"overlap": "intersection over union, %"},
     rows=(
-        TableRow("decodes by label", {"overlap": Cell(None, FIG_5_MEASURE, "by_label")}),
-        TableRow("decodes by prediction", {"overlap": Cell(None, FIG_5_MEASURE, "by_prediction")}),
-        TableRow("by label, both digits recognised", {"overlap": Cell(None, FIG_5_MEASURE, "by_label_if_correct")}),
-        TableRow("by label, one or both mistaken", {"overlap": Cell(None, FIG_5_MEASURE, "by_label_if_incorrect")}),
+        TableRow("reconstruction by label", {"overlap": Cell(None, FIG_5_MEASURE, "by_label")}),
+        TableRow("reconstruction by prediction", {"overlap": Cell(None, FIG_5_MEASURE, "by_prediction")}),
         TableRow(
-            "ink given to the digit whose decode is darker there",
+            "by label, both digits predicted correctly", {"overlap": Cell(None, FIG_5_MEASURE, "by_label_if_correct")}
+        ),
+        TableRow("by label, one or both incorrect", {"overlap": Cell(None, FIG_5_MEASURE, "by_label_if_incorrect")}),
+        TableRow(
+            "foreground assigned to the digit with the brighter reconstruction",
             {"overlap": Cell(None, FIG_5_MEASURE, "by_intensity")},
         ),
-        TableRow("all ink given to both digits", {"overlap": Cell(None, FIG_5_MEASURE, "baseline")}),
+        TableRow("all foreground assigned to both digits", {"overlap": Cell(None, FIG_5_MEASURE, "baseline")}),
     ),
     claims=(
         Claim(
-            "decodes tell overlapping digits apart better than all of the ink would",
-            ("decodes by label", "overlap"),
-            ("all ink given to both digits", "overlap"),
+            "reconstructions segment overlapping digits better than assigning all foreground to both",
+            ("reconstruction by label", "overlap"),
+            ("all foreground assigned to both digits", "overlap"),
             lower_is_better=False,
         ),
         Claim(
-            "decodes say which of the two digits ink belongs to",
-            ("ink given to the digit whose decode is darker there", "overlap"),
-            ("all ink given to both digits", "overlap"),
+            "reconstructions tell which digit a foreground pixel belongs to",
+            ("foreground assigned to the digit with the brighter reconstruction", "overlap"),
+            ("all foreground assigned to both digits", "overlap"),
             lower_is_better=False,
         ),
     ),
     draw=partial(draw_measured_segmentation, FIG_5_MEASURE),
     notes=(
-        "At the scale cpu this net is trained for 4,500 steps, three times as long as that of Table 1.",
-        "The paper shows pictures and no score. Ink is what is over 0.5, in decodes and in the true digits.",
-        "A class is absent where it is neither label nor prediction; its decode should be empty.",
+        "At the scale cpu this network is trained for 4,500 steps, three times as long as in Table 1.",
+        "The paper shows images and no score. Foreground is above 0.5, in reconstructions and in the true digits.",
+        "A class is absent if it is neither label nor prediction; its reconstruction should be empty.",
     ),
 )
 
-# Section 5.2: both stop when so large a share of held-out digits at random places is right.
+# Section 5.2: both stop at a target accuracy on the validation set, digits at random positions.
 EARLY = {"val_fraction": 0.05, "target_accuracy": 0.9923, "eval_interval_steps": 500}
 STOPPED = {
     "target_accuracy": 0.97,
-    "val_fraction": 0.15,  # of 20,000: with fewer held out, chance would decide when to stop
+    "val_fraction": 0.15,  # of 20,000: with fewer the stopping time would be mostly noise
     "eval_interval_steps": 50,
     "steps": 1_500,
     "max_train_images": 20_000,
@@ -206,7 +207,7 @@ STOPPED = {
     "max_test_images": 2_000,
 }
 AFFINE = Run("sabour2017_affnist", EARLY, {**STOPPED, **NARROW_CAPSNET})
-AFFINE_CNN = Run("sabour2017_cnn_affnist", EARLY, {**STOPPED, "width": 104})  # 1.8M parameters, as CapsNet has
+AFFINE_CNN = Run("sabour2017_cnn_affnist", EARLY, {**STOPPED, "width": 104})  # 1.8M parameters, as many as CapsNet
 DOMAINS = {
     label: Measurement(
         f"sabour2017-sec52-{name}",
@@ -222,7 +223,7 @@ DOMAINS = {
 SECTION_52 = Item(
     "sec52",
     "Section 5.2",
-    "Trained on digits at random places and stopped at the same accuracy there, tested on affinely transformed digits.",
+    "Trained on digits at random positions and stopped at the same accuracy; tested on affinely transformed digits.",
     columns={"expanded MNIST": "test accuracy, %", "affNIST": "test accuracy, %", "stopped after": "steps"},
     rows=tuple(
         TableRow(
@@ -238,7 +239,7 @@ SECTION_52 = Item(
     ),
     claims=(
         Claim(
-            "CapsNet is the more robust of the two to affine transformations",
+            "CapsNet is more robust to affine transformations than the CNN",
             ("CapsNet", "affNIST"),
             ("CNN", "affNIST"),
             lower_is_better=False,
@@ -247,9 +248,10 @@ SECTION_52 = Item(
     draw=partial(draw_affine_robustness, DOMAINS),
     notes=(
         "The paper does not describe its CNN; ours has as many parameters as CapsNet, pooling and dropout.",
-        "At the scale cpu the test set is affnist-style, which is made here; the official files are for the full "
-        "scale.",
-        "Both runs stop at the first look at held-out digits that reaches the mark, as the paper stops early.",
+        "At the scale cpu the test set is affnist-style, which is generated; the official files are used at the scale "
+        "full.",
+        "Both runs stop at the first evaluation on the validation set that reaches the target accuracy (early "
+        "stopping in the paper).",
     ),
 )
 
@@ -267,22 +269,25 @@ SEVEN = Measurement(
 SECTION_7 = Item(
     "sec7",
     "Section 7",
-    "Other data sets: CIFAR-10 with a none-of-the-above class and an ensemble of 7, smallNORB, and SVHN with a small "
-    "net.",
+    "Other data sets: CIFAR-10 with a none-of-the-above category and an ensemble of 7, smallNORB, and SVHN with a "
+    "small network.",
     columns={"error": "test error, %"},
     rows=(
         TableRow("CIFAR-10, one model", {"error": Cell(None, CIFAR_3)}),
         TableRow("CIFAR-10, 7 models", {"error": Cell(10.6, SEVEN, "error")}),
         TableRow("smallNORB", {"error": Cell(2.7, Run("sabour2017_smallnorb", cpu={**CPU_DIGITS, **NARROW_CAPSNET}))}),
-        TableRow("SVHN, small net", {"error": Cell(4.3, Run("sabour2017_svhn", cpu=CPU_DIGITS))}),
+        TableRow("SVHN, small network", {"error": Cell(4.3, Run("sabour2017_svhn", cpu=CPU_DIGITS))}),
     ),
     claims=(
-        Claim("seven models are better than one", ("CIFAR-10, 7 models", "error"), ("CIFAR-10, one model", "error")),
+        Claim(
+            "seven models have a lower error than one",
+            ("CIFAR-10, 7 models", "error"),
+            ("CIFAR-10, one model", "error"),
+        ),
     ),
     notes=(
-        "Of the five papers that have dynamic routing on CIFAR-10, this one prints 10.6 % error (seven models), Yang "
-        "15.3, Tsai 15.9, Choi 30 to 37 and Chen 40.9: crops, colour jitter, padding, leak, width and length of "
-        "training differ.",
+        "All five papers report dynamic routing on CIFAR-10: this one 10.6 % error (seven models), Yang 15.3, Tsai "
+        "15.9, Choi 30 to 37 and Chen 40.9. Crops, colour jitter, padding, leak, width and length of training differ.",
     ),
 )
 
@@ -296,7 +301,7 @@ A_1 = Measurement(
 FIG_A1 = Item(
     "figa1",
     "Figure A.1",
-    "Mean change of a routing logit in each iteration, with more iterations than the net was trained with.",
+    "Mean change of a routing logit per iteration, with more iterations than in training.",
     columns={"untrained": "mean |change|", "trained": "mean |change|", "couplings, trained": "mean |change|"},
     rows=tuple(
         TableRow(
@@ -319,9 +324,9 @@ FIG_A1 = Item(
     draw=partial(draw_logit_changes, A_1),
     notes=(
         _LONG,
-        "The paper reads 0.007 off the second pass after 500 epochs and about 1e-5 off the fifth.",
-        "By Procedure 1 the change of a logit is the agreement <v_ij, v_j> itself, which does not go to zero while the "
-        "parent is active: only where votes are small or orthogonal to the capsule.",
+        "The paper reports 0.007 in the second iteration after 500 epochs, and about 1e-5 in the fifth.",
+        "By Procedure 1 the change of a logit is the agreement <v_ij, v_j> itself. It does not vanish while the "
+        "parent is active, unless votes are small or orthogonal to the capsule.",
     ),
 )
 
@@ -335,29 +340,30 @@ FIG_A2 = Item(
         TableRow("3 iterations", {"CIFAR-10": Cell(None, CIFAR_3)}),
     ),
     draw=partial(draw_curves, columns=("CIFAR-10",), key="train_loss"),
-    notes=("The paper shows a curve of the training loss; its numbers are not in the text.",),
+    notes=("The paper shows curves of the training loss; their values are not in the text.",),
 )
 
 PAPER = Paper(
     "sabour2017",
     "S. Sabour, N. Frosst, G. E. Hinton: Dynamic Routing Between Capsules. NeurIPS 2017, arXiv:1710.09829.",
     summary=(
-        "Routing by agreement with reconstruction reaches 0.25 % on MNIST with three layers, tells overlapping digits "
-        "apart far better than a convolutional net, and is more robust to affine transformations."
+        "Routing by agreement with reconstruction reaches 0.25 % error on MNIST with three layers, separates "
+        "overlapping digits far better than a convolutional network, and is more robust to affine transformations."
     ),
     cost=(
-        "MNIST: 300,000 steps of 128 images; on two cores of 2020 about 1 second each, four days a run. The scale cpu "
-        "takes about an hour for Table 1 with two seeds."
+        "MNIST: 300,000 steps of 128 images, about 1 second each on two cores: four days per run. At the scale cpu "
+        "Table 1 takes about an hour with two seeds."
     ),
     cpu_scale=(
         "a quarter of the channels and capsule types (64 and 8; baselines 32 or 64 channels), 20,000 training images "
         "and 4 epochs on MNIST, 1,500 steps on MultiMNIST, 10,000 images and 5 epochs on "
-        "CIFAR-10; one-cycle rates. Section 5.2 stops at 97 % instead of 99.2 %."
+        "CIFAR-10; one-cycle learning rates. Section 5.2 stops at 97 % instead of 99.2 %."
     ),
     deviations=(
-        "Reconstruction weighs 0.0005 as printed; the authors' code weighs it 20 times as much (preset='official').",
-        "Primary capsules are not divided by 32 and logits have no bias, as in the paper and not in the code.",
-        "Weights start as in He 2015, since plain draws of the code's size need its division.",
+        "The reconstruction weight is 0.0005 as printed; in the authors' code it is 20 times as large "
+        "(preset='official').",
+        "Primary capsules are not divided by 32 and capsules have no bias: as in the paper, unlike the authors' code.",
+        "Weights are initialised as in He 2015: the standard deviations of the authors' code need its division by 32.",
     ),
     items=(TABLE_1, FIG_3, FIG_4, FIG_5, SECTION_52, SECTION_7, FIG_A1, FIG_A2),
 )

@@ -1,6 +1,6 @@
 """Tsai, Srivastava, Goh, Salakhutdinov 2020: Capsules with inverted dot-product attention routing.
 
-`PAPER`, at the end, says what was claimed, what it costs and where we deviate. Run an item by
+`PAPER`, at the end of the module, has the paper's claims, the cost and our deviations. Run an item with
 ``torchcaps reproduce tsai2020 fig4 --scale cpu``.
 """
 
@@ -18,22 +18,22 @@ __all__ = ["PAPER"]
 
 SIMPLE = {**CPU_CIFAR, "types": 8, "width": 64}
 RESNET = {**CPU_CIFAR, "types": 8, "width": 64, "stages": ((32, 1),), "blocks": 2}
-SPREAD = LossConfig("spread", margin_schedule="linear", margin_steps=395)  # all steps of these runs
+SPREAD = LossConfig("spread", margin_schedule="linear", margin_steps=395)  # the number of steps of these runs
 ACCURACY = "test accuracy, %"
 
 INVERTED = Run("tsai2020_cifar10", cpu=SIMPLE)
 DYNAMIC = Run("tsai2020_dynamic_cifar10", cpu=SIMPLE)
-EXPECTED = Run("tsai2020_em_cifar10", cpu={**SIMPLE, "loss": SPREAD})
+EM_ROUTING = Run("tsai2020_em_cifar10", cpu={**SIMPLE, "loss": SPREAD})
 CNN = Run("tsai2020_cnn_cifar10", cpu={**CPU_CIFAR, "width": 256})
 RESNET18 = Run("tsai2020_resnet18_cifar10", cpu={**CPU_CIFAR, "width": 16})
 
 _BEST_OF = (
-    "the best of one to five iterations and of all epochs on the test images; the authors' README has means of 94.85 "
-    "and 76.27"
+    "selected on the test set: the best of one to five iterations and of all epochs; the authors' README gives means "
+    "of 94.85 and 76.27"
 )
 _ROWS = {
     "Dynamic routing, simple": (DYNAMIC, "tsai2020_dynamic_cifar100", (84.08, 7.99), (56.96, 31.59)),
-    "EM routing, simple": (EXPECTED, "tsai2020_em_cifar100", (82.19, 0.45), (37.73, 0.50)),
+    "EM routing, simple": (EM_ROUTING, "tsai2020_em_cifar100", (82.19, 0.45), (37.73, 0.50)),
     "Inverted attention, simple": (INVERTED, "tsai2020_cifar100", (85.17, 0.56), (57.32, 1.46)),
     "Dynamic routing, ResNet": (
         Run("tsai2020_dynamic_resnet_cifar10", cpu=RESNET),
@@ -59,7 +59,7 @@ _ROWS = {
 
 
 def _hundred(model: str, ten: Run) -> Run:
-    """The same net for a hundred classes, with the changes of its ten-class twin at the scale ``cpu``."""
+    """Return the run on CIFAR-100 with the scale ``cpu`` of the run on CIFAR-10."""
     return Run(model, cpu=ten.cpu)
 
 
@@ -81,7 +81,7 @@ def _table_row(label: str) -> TableRow:
 TABLE_1 = Item(
     "table1",
     "Table 1",
-    "Three routings on two backbones, and two convolutional nets: accuracy and parameters.",
+    "Accuracy and parameters of three routings on two backbones, and of two convolutional networks.",
     columns={
         "CIFAR-10": ACCURACY,
         "size, CIFAR-10": "parameters",
@@ -91,37 +91,37 @@ TABLE_1 = Item(
     rows=tuple(_table_row(label) for label in _ROWS),
     claims=(
         Claim(
-            "inverted attention is better than dynamic routing",
+            "inverted attention is more accurate than dynamic routing",
             ("Inverted attention, simple", "CIFAR-10"),
             ("Dynamic routing, simple", "CIFAR-10"),
             lower_is_better=False,
         ),
         Claim(
-            "inverted attention is better than EM routing",
+            "inverted attention is more accurate than EM routing",
             ("Inverted attention, simple", "CIFAR-10"),
             ("EM routing, simple", "CIFAR-10"),
             lower_is_better=False,
         ),
         Claim(
-            "the baseline CNN is better than capsules on a simple backbone",
+            "the baseline CNN is more accurate than capsules on a simple backbone",
             ("Baseline CNN", "CIFAR-10"),
             ("Inverted attention, simple", "CIFAR-10"),
             lower_is_better=False,
         ),
     ),
     notes=(
-        "The published numbers are of the best epoch on the test images, and the best of one to five iterations; "
-        "ours are of the last epoch, with the paper's two (dynamic routing: three).",
-        "The authors' first code scrambles poses when it unfolds windows; whether the printed numbers come from it is "
-        "not known. Ours does not.",
-        "Parameters are those of the papers' nets, not of the narrower ones of the scale cpu.",
+        "The published numbers are those of the best epoch on the test set and the best of one to five iterations; "
+        "ours are of the last epoch with the paper's two iterations (dynamic routing: three).",
+        "The code released first scrambles poses when it unfolds windows; whether the printed numbers were produced "
+        "with it is not known. Our code does not.",
+        "Parameters are those of the paper's networks, not of the narrower ones of the scale cpu.",
     ),
 )
 
 _KINDS = (
     ("Inverted attention", INVERTED, InvertedAttention, 2),
     ("Dynamic routing", DYNAMIC, Dynamic, 3),
-    ("EM routing", EXPECTED, EM, 2),
+    ("EM routing", EM_ROUTING, EM, 2),
 )
 
 
@@ -132,7 +132,7 @@ def _iterated(run: Run, kind: type, count: int, own: int) -> Run:
 FIG_4 = Item(
     "fig4",
     "Figure 4, convergence",
-    "Three routings with one to five iterations on the simple backbone: accuracy, and in the figure error over epochs.",
+    "Three routings with one to five iterations on the simple backbone: accuracy; the figure shows error over epochs.",
     columns={"CIFAR-10": ACCURACY},
     rows=tuple(
         TableRow(
@@ -156,22 +156,22 @@ FIG_4 = Item(
             lower_is_better=False,
         ),
         Claim(
-            "inverted attention gains from a second iteration",
+            "inverted attention is more accurate with a second iteration",
             ("Inverted attention, 2 iterations", "CIFAR-10"),
             ("Inverted attention, 1 iteration", "CIFAR-10"),
             lower_is_better=False,
         ),
     ),
     draw=partial(draw_curves, columns=("CIFAR-10",), groups=tuple(label for label, *_ in _KINDS)),
-    notes=("The figure's table is an image: its numbers can't be read off the text.",),
+    notes=("The figure's table is an image: its numbers are not in the text.",),
 )
 
 _B = {"model_options": {"schedule": "sequential"}}
 _ABLATIONS = {
-    "the paper's": lambda count: INVERTED if count == 2 else INVERTED.replace(routing=InvertedAttention(count)),
-    "A, no layer norm": lambda count: INVERTED.replace(routing=InvertedAttention(count, normalize=False)),
-    "B, sequential": lambda count: INVERTED.replace(routing=InvertedAttention(count), **_B),
-    "C, activations as in EM": lambda count: INVERTED.replace(routing=InvertedAttention(count, activations=True)),
+    "the paper's": lambda n: INVERTED if n == 2 else INVERTED.replace(routing=InvertedAttention(n)),
+    "A, no layer norm": lambda n: INVERTED.replace(routing=InvertedAttention(n, normalize=False)),
+    "B, sequential": lambda n: INVERTED.replace(routing=InvertedAttention(n), **_B),
+    "C, activations as in EM": lambda n: INVERTED.replace(routing=InvertedAttention(n, activations=True)),
 }
 ABLATIONS = Item(
     "ablations",
@@ -186,19 +186,19 @@ ABLATIONS = Item(
     ),
     claims=(
         Claim(
-            "layer norm is needed",
+            "layer normalisation is necessary",
             ("the paper's, 2 iterations", "CIFAR-10"),
             ("A, no layer norm, 2 iterations", "CIFAR-10"),
             lower_is_better=False,
         ),
         Claim(
-            "concurrent routing is better than sequential",
+            "concurrent routing is more accurate than sequential",
             ("the paper's, 2 iterations", "CIFAR-10"),
             ("B, sequential, 2 iterations", "CIFAR-10"),
             lower_is_better=False,
         ),
         Claim(
-            "activations do not help",
+            "activations do not improve accuracy",
             ("the paper's, 2 iterations", "CIFAR-10"),
             ("C, activations as in EM, 2 iterations", "CIFAR-10"),
             lower_is_better=False,
@@ -206,10 +206,10 @@ ABLATIONS = Item(
     ),
     draw=partial(draw_curves, columns=("CIFAR-10",), groups=tuple(_ABLATIONS)),
     notes=(
-        "With one iteration B is the paper's own, and so it begins at two.",
-        "What activations are in C is not said; ours are those of EM routing, and scale the pose before the "
+        "With one iteration B equals the paper's own routing, so it starts at two.",
+        "The paper does not define the activations of C; ours are those of EM routing and scale the pose before the "
         "classifier.",
-        "By report A ends in uniform predictions with five iterations.",
+        "The paper reports that A ends in uniform predictions with five iterations.",
     ),
 )
 
@@ -222,16 +222,16 @@ COSTS = Measurement(
     cpu={"batch_size": 32},
     smoke={"batch_size": 4, "repeats": 1, "iterations": 2},
     seed_independent=True,
-    version=2,  # memory was estimated before it was measured
+    version=2,  # version 1 estimated the memory
 )
 COST = Item(
     "fig4cost",
     "Figure 4, cost",
-    "Inference time and training memory by routing iterations, of the paper's nets, simple backbone.",
+    "Inference time and training memory by routing iterations, of the paper's networks on the simple backbone.",
     columns={
         f"{label}, {what}": unit
         for label in ("dynamic", "EM", "inverted")
-        for what, unit in (("inference", "ms a batch"), ("memory", "MiB"))
+        for what, unit in (("inference", "ms per batch"), ("memory", "MiB"))
     },
     rows=tuple(
         TableRow(
@@ -246,9 +246,9 @@ COST = Item(
     ),
     draw=partial(draw_iteration_cost, COSTS),
     notes=(
-        "The figure's table is an image: its numbers can't be read off the text. Ours are of this machine's CPU, and "
-        "never store votes, which is what the paper's memory is made of.",
-        "Memory is what a net and two training steps add to a process; both are of batches of 32 at the scale cpu.",
+        "The figure's table is an image: its numbers are not in the text. Ours are measured on a CPU and never store "
+        "the votes, which dominate the paper's memory.",
+        "Memory is what a network and two training steps add to a process. At the scale cpu batches have 32 images.",
     ),
 )
 
@@ -260,10 +260,15 @@ PAIRS = {
     "width": 64,
 }
 _POSES = {"types": 8, "dim": 16}
-_BY_ADAM = "CapsNet, dynamic routing, vectors, by Adam"
+_BY_ADAM = "CapsNet, dynamic routing, vectors, Adam"
 _DIVERSE = {
     "CNN": ("tsai2020_diverse_cnn", 79.81, None, {"features": 370}),
-    "CNN, fully connected": ("tsai2020_diverse_cnn_fc", 84.84, 42.49e6, {"features": 370}),  # 0.93M, as the vectors
+    "CNN, fully connected": (
+        "tsai2020_diverse_cnn_fc",
+        84.84,
+        42.49e6,
+        {"features": 370},
+    ),  # 0.93M, as the network with vectors
     "CapsNet, dynamic routing, vectors": ("tsai2020_diverse_dynamic", 83.39, None, _POSES),
     _BY_ADAM: ("tsai2020_diverse_dynamic", None, None, _POSES),
     "CapsNet, vectors": ("tsai2020_diverse_vector", 85.74, None, _POSES),
@@ -271,7 +276,7 @@ _DIVERSE = {
     "CapsNet, matrices, 42M": (
         "tsai2020_diverse_matrix42m",
         91.17,
-        Published(42e6, note="how the net was enlarged is not said; 64 types give 41.6M"),
+        Published(42e6, note="the paper does not say how the network was enlarged; 64 types give 41.6M"),
         {**_POSES, "types": 32},
     ),
 }
@@ -306,29 +311,29 @@ def _diverse_row(label: str) -> TableRow:
 FIG_5 = Item(
     "fig5",
     "Figure 5",
-    "DiverseMultiMNIST: one digit or two over each other; all of them must be told, and no other.",
+    "DiverseMultiMNIST: one digit or two overlapping ones; a prediction is correct if it is the exact set of digits.",
     columns={
         "DiverseMultiMNIST": ACCURACY,
         "size": "parameters",
-        "inference": "ms a batch",
+        "inference": "ms per batch",
         "memory": "MiB",
     },
     rows=tuple(_diverse_row(label) for label in _DIVERSE),
     claims=(
         Claim(
-            "inverted attention is better than dynamic routing",
+            "inverted attention is more accurate than dynamic routing",
             ("CapsNet, vectors", "DiverseMultiMNIST"),
             (_BY_ADAM, "DiverseMultiMNIST"),
             lower_is_better=False,
         ),
         Claim(
-            "capsules are better than a CNN of the same size",
+            "capsules are more accurate than a CNN of the same size",
             ("CapsNet, vectors", "DiverseMultiMNIST"),
             ("CNN, fully connected", "DiverseMultiMNIST"),
             lower_is_better=False,
         ),
         Claim(
-            "many matrices are better than vectors",
+            "many matrix capsules are more accurate than vector capsules",
             ("CapsNet, matrices, 42M", "DiverseMultiMNIST"),
             ("CapsNet, vectors", "DiverseMultiMNIST"),
             lower_is_better=False,
@@ -336,15 +341,16 @@ FIG_5 = Item(
     ),
     draw=partial(draw_curves, columns=("DiverseMultiMNIST",)),
     notes=(
-        "The figure's table (memory, time) is an image: its numbers can't be read off the text. Ours are of the "
-        "paper's nets on this machine's CPU: inference, and what a net and two training steps add to a process, "
+        "The figure's table (memory, time) is an image: its numbers are not in the text. Ours are those of the "
+        "paper's networks on a CPU: inference, and what a network and two training steps add to a process, with "
         "batches of 32 at the scale cpu.",
-        "At the scale cpu the nets have, from above, 0.10, 0.93, 0.96, 0.96, 0.96, 0.13 and 0.63M parameters; the "
-        "sizes in the table are the paper's nets'.",
-        "Routing iterations are not stated: two. Accuracy is the exact set, sigmoids over a half (ours).",
-        "The tables print three input channels; 42.49M fits one.",
-        "How the net with dynamic routing was trained is not said: by SGD at 0.1 as the others are, or by Adam at "
-        "0.001 as the paper's nets with dynamic routing on CIFAR are. Both are here.",
+        "At the scale cpu the networks have, from top to bottom, 0.10, 0.93, 0.96, 0.96, 0.96, 0.13 and 0.63M "
+        "parameters; the table has the sizes of the paper's networks.",
+        "The paper does not state the number of routing iterations; we use two. A class is predicted if its sigmoid "
+        "exceeds one half (our choice).",
+        "The paper's tables list three input channels; 42.49M parameters match one.",
+        "The network with dynamic routing is trained with SGD, learning rate 0.1, like the others, and with Adam, "
+        "0.001, like the paper's networks with dynamic routing on CIFAR.",
     ),
 )
 
@@ -353,20 +359,20 @@ PAPER = Paper(
     "Y.-H. H. Tsai, N. Srivastava, H. Goh, R. Salakhutdinov: Capsules with Inverted Dot-Product Attention Routing. "
     "ICLR 2020, arXiv:2002.04764.",
     summary=(
-        "Inverted attention with layer norm and concurrent iterations beats dynamic and EM routing on CIFAR-10 and "
-        "CIFAR-100 with fewer parameters, comes to ResNet-18 with a ResNet backbone, and tells overlapping digits "
-        "better than CNNs."
+        "Inverted attention with layer normalisation and concurrent iterations is more accurate than dynamic and EM "
+        "routing on CIFAR-10 and CIFAR-100 with fewer parameters, matches ResNet-18 with a ResNet backbone, and "
+        "recognises overlapping digits better than CNNs."
     ),
-    cost="350 epochs of 50,000 images; the simple backbone takes 5 minutes an epoch on two cores, ResNets far more.",
+    cost="350 epochs of 50,000 images; the simple backbone takes 5 minutes per epoch on two cores, ResNets far more.",
     cpu_scale=(
-        "64 channels and 8 capsule types (the paper: 256 and 32), the CNN with 256 channels (1,024), ResNets narrower; "
-        "10,000 images, 5 epochs, tested on 5,000; one-cycle rates up to the paper's. DiverseMultiMNIST: 64 "
-        "channels (1,024), 8 types of 16 numbers (16 of 64; 32 types for the large net), 20,000 images an epoch, 8 "
-        "epochs."
+        "64 channels and 8 capsule types (the paper: 256 and 32), the CNN with 256 channels (1,024), ResNets "
+        "narrower; 10,000 images, 5 epochs, tested on 5,000; one-cycle learning rates up to the paper's. "
+        "DiverseMultiMNIST: 64 channels (1,024), 8 types of 16 dimensions (16 of 64; 32 types for the large "
+        "network), 20,000 images per epoch, 8 epochs."
     ),
     deviations=(
-        "Agreements are divided by the root of D, as in the code and not in the paper's equation.",
-        "Windows are unfolded in the right order; the authors' first code scrambles them.",
+        "Agreements are divided by the root of D, as in the authors' code but not in the paper's equation.",
+        "Windows are unfolded in the correct order; the code released first scrambles them.",
     ),
     items=(TABLE_1, FIG_4, ABLATIONS, COST, FIG_5),
 )

@@ -178,7 +178,7 @@ class RecordStore:
             "n": test.get("n"),
             "n_correct": test.get("n_correct"),
             "tests": {kind: {k: one[k] for k in ("accuracy", "loss")} for kind, one in report["test"].items()},
-            "per_class": test.get("class_correct"),
+            "class_correct": test.get("class_correct"),
             "correct": test.get("correct"),
         }
         self._write_run(key, directory.read_config(), results, report["machine"])
