@@ -58,7 +58,7 @@ def test_costs_of_data() -> None:
 @pytest.mark.parametrize(("name", "least"), [("sabour2017_mnist", 0.993), ("choi2019_mnist", 0.99)])
 def test_accuracy_of_recorded_runs(name: str, least: float) -> None:
     results = read_run(name)
-    test = results["test"][results["weights"]]
+    test = results["test"][results["eval_weights"]]
     assert test["n"] == 10_000
     assert test["accuracy"] >= least
     low, high = test["interval"]
@@ -69,7 +69,7 @@ def test_accuracy_of_recorded_runs(name: str, least: float) -> None:
 def test_accuracy_of_the_recorded_demo() -> None:
     runs = [read_run(f"capsnet_small-{seed}") for seed in range(3)]
     assert [run["seed"] for run in runs] == [0, 1, 2]
-    tests = [run["test"][run["weights"]] for run in runs]
+    tests = [run["test"][run["eval_weights"]] for run in runs]
     assert [test["n"] for test in tests] == [1_000] * 3
     mean = sum(test["accuracy"] for test in tests) / 3
     assert mean >= 0.984
