@@ -133,6 +133,7 @@ def failure(rank: int, exitcode: int, directory: Path, message: str = "", timest
         ({0: -9, 1: 1}, {1: "disk full"}, "disk full", 1),  # rank 0 hung and was killed by the agent
         ({0: -15}, {}, "process 0 of 2 was killed by SIGTERM", 143),
         ({0: 143, 1: 143}, {}, "", 143),  # saved and stopped; rank 0 has printed it
+        ({0: 1, 1: -15}, {}, "process 0 of 2 failed with exit code 1", 1),  # SIGTERM came from the agent
         ({1: 1}, {}, "process 1 of 2 failed with exit code 1", 1),  # an unexpected exception, with traceback
     ],
 )

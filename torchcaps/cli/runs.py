@@ -2,6 +2,7 @@
 
 import os
 import sys
+import traceback
 import warnings
 from collections.abc import Callable
 from typing import NoReturn
@@ -46,6 +47,12 @@ def run_training(arguments: list[str], devices: int, run: Callable[[], TrainResu
         _exit(str(error), ExitCode.USAGE, not report_to_launcher(error) and is_first_on_machine)
     except KeyboardInterrupt:
         _exit("interrupted; checkpoints saved before are intact", ExitCode.INTERRUPTED, is_main)
+    except Exception as error:  # unexpected
+        if num_processes() == 1:
+            raise
+        traceback.print_exc()
+        report_to_launcher(RunError(f"unexpected {type(error).__name__} in process {process_rank()}: {error}"))
+        _exit("", ExitCode.FAILURE, False)
     if is_main:
         _print_summary(result)
     if num_processes() > 1:  # see Engine.close

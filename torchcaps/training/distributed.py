@@ -155,17 +155,15 @@ def _root_cause(failures: Mapping[int, Any], count: int) -> tuple[str, int]:
     if reported:
         failure = failures[reported[0]]
         return failure.error_file_data["torchcaps"], failure.exitcode if failure.exitcode > 0 else 1
-    # The agent itself sends SIGTERM to the processes that remain.
-    killed = [rank for rank in ranks if failures[rank].exitcode < 0]
-    killed.sort(key=lambda rank: failures[rank].exitcode == -signal.SIGTERM)
-    if killed:
-        number = -failures[killed[0]].exitcode
-        name = signal.Signals(number).name
-        return f"process {killed[0]} of {count} was killed by {name}; the other processes were stopped", 128 + number
-    code = failures[ranks[0]].exitcode
+    # The others are consequences: processes that lost their peer exit with 1, and the agent sends SIGTERM to the rest.
+    order = [lambda code: code < 0 and code != -signal.SIGTERM, lambda code: code > 0, lambda code: code < 0]
+    rank = next(rank for is_cause in order for rank in ranks if is_cause(failures[rank].exitcode))
+    code = failures[rank].exitcode
     if code > 128:  # stopped by a signal: rank 0 has printed how to resume
         return "", code
-    return f"process {ranks[0]} of {count} failed with exit code {code}; the other processes were stopped", code
+    reason = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
+    message = f"process {rank} of {count} {reason}; the other processes were stopped"
+    return message, 128 - code if code < 0 else code
 
 
 def report_to_launcher(error: Exception) -> bool:
