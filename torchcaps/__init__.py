@@ -38,9 +38,8 @@ __all__ = [
     "routing",
 ]
 
-# Where each name lives. They are looked up when they are first asked for, so that the command line can say how it is
-# used without waiting a second for torch.
-_HOMES = {
+# Modules of the public names. They are imported on first access: `torchcaps --help` does not have to load torch.
+_MODULES = {
     "Capsules": "capsules",
     "create_dataset": "data",
     "create_model": "models",
@@ -53,14 +52,14 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        found = getattr(importlib.import_module(f"torchcaps.{_HOMES[name]}"), name)
+    if name in _MODULES:
+        value = getattr(importlib.import_module(f"torchcaps.{_MODULES[name]}"), name)
     elif name in __all__:
-        found = importlib.import_module(f"torchcaps.{name}")
+        value = importlib.import_module(f"torchcaps.{name}")
     else:
         raise AttributeError(f"module 'torchcaps' has no attribute {name!r}")
-    globals()[name] = found
-    return found
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

@@ -33,15 +33,15 @@ def staging_directory(directory: Path, sweep: bool = True) -> Iterator[Path]:
         sweep: also remove staging directories that killed processes left there. Use it only in directories that
             belong to the library.
     """
-    own = _make_private(directory)
+    staging = _make_private(directory)
     for leftover in directory.glob(f"{STAGING_PREFIX}*") if sweep else ():
         with contextlib.suppress(OSError):  # another process may sweep at the same time
             if time.time() - leftover.stat().st_mtime > STALE_AFTER_S:
                 shutil.rmtree(leftover)
     try:
-        yield own
+        yield staging
     finally:
-        shutil.rmtree(own, ignore_errors=True)
+        shutil.rmtree(staging, ignore_errors=True)
 
 
 def _make_private(directory: Path) -> Path:
@@ -105,9 +105,9 @@ def atomic_path(target: Path, error: Callable[[str], Exception] | None = None, s
         sweep: see `staging_directory`.
     """
     try:
-        with staging_directory(target.parent, sweep) as own:
-            yield own / target.name
-            move_into_place(own / target.name, target)
+        with staging_directory(target.parent, sweep) as staging:
+            yield staging / target.name
+            move_into_place(staging / target.name, target)
     except OSError as problem:
         if error is None:
             raise

@@ -67,9 +67,9 @@ def split_labels(labels: Tensor, n_classes: int, n_objects: int = 1, name: str =
         hot = as_multi_hot(labels, n_classes, name)
         counts = hot.sum(1)
         if not torch.compiler.is_compiling() and not hot.is_meta and bool((counts != n_objects).any()):
-            found = int(counts[counts != n_objects][0])
+            n_labels = int(counts[counts != n_objects][0])
             raise ValueError(
-                f"{name} must name {n_objects} of {n_classes} classes for each image, got one with {found}"
+                f"{name} must name {n_objects} of {n_classes} classes for each image, got an image with {n_labels}"
             )
         indices = hot.to(torch.uint8).topk(n_objects, dim=1).indices.sort(1).values
         return (indices[:, 0] if n_objects == 1 else indices), hot

@@ -78,13 +78,13 @@ def save_figure(figure: Any, out: Path | str, error: Callable[[str], Exception] 
     """
     out = Path(out)
     try:
-        with staging_directory(out.parent, sweep=False) as own:
+        with staging_directory(out.parent, sweep=False) as staging:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "Glyph .* missing")  # a missing glyph is drawn as a box
                 # No dates and no random ids: an unchanged figure is an unchanged file.
                 undated: dict[str, Any] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
                 with import_optional("matplotlib", "figures").rc_context({"svg.hashsalt": "torchcaps"}):
-                    figure.savefig(own / out.name, metadata=undated.get(out.suffix.lower()))
-            os.replace(own / out.name, out)
+                    figure.savefig(staging / out.name, metadata=undated.get(out.suffix.lower()))
+            os.replace(staging / out.name, out)
     except OSError as problem:
         raise error(f"{out} can't be written: {reason_of(problem)}") from problem

@@ -91,7 +91,7 @@ def permute_indices(positions: Tensor, length: int, seed: int, epoch: int) -> Te
     The integers below ``length`` are written as two digits ``(high, low)`` of a near-square rectangle, and each digit
     in turn is rotated by a hash of the other: a Feistel network, which is a permutation for any hash (the generalised
     one of Black and Rogaway 2002). Values outside the rectangle's incomplete last row are permuted again. No table of
-    indices is stored, a restart needs no replay, and every process computes only its own part.
+    indices is stored, a restart needs no replay, and every process computes only its part.
 
     >>> permute_indices(torch.arange(6), 6, seed=0, epoch=0).tolist()
     [2, 1, 4, 3, 5, 0]

@@ -123,14 +123,14 @@ def import_object(path: str) -> Any:
 
 def import_instance(path: str, base: type[T]) -> T:
     """Return the instance of ``base`` at an import path: the object itself, or a subclass called without arguments."""
-    found = import_object(path)
-    if isinstance(found, base):
-        return found
-    if not (isinstance(found, type) and issubclass(found, base)):
+    value = import_object(path)
+    if isinstance(value, base):
+        return value
+    if not (isinstance(value, type) and issubclass(value, base)):
         raise ValueError(
-            f"{path} must be a subclass or an instance of {base.__module__}.{base.__name__}, got {found!r}"
+            f"{path} must be a subclass or an instance of {base.__module__}.{base.__name__}, got {value!r}"
         )
     try:
-        return found()
+        return value()
     except TypeError as error:
         raise ValueError(f"{path} must have a default for each of its fields: {error}") from error

@@ -63,8 +63,8 @@ def _check_field(owner: Any, name: str, annotation: Any) -> None:
         return
     allowed = (*options, int) if float in options else options
     if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in options):
-        words = {bool: "True or False", int: "an int", float: "a number"}
-        expected = " or ".join(words.get(option, "None") for option in options)
+        descriptions = {bool: "True or False", int: "an int", float: "a number"}
+        expected = " or ".join(descriptions.get(option, "None") for option in options)
         raise TypeError(f"{type(owner).__name__}: {name} must be {expected}, got {value!r}")
 
 

@@ -18,7 +18,7 @@ __all__ = ["Decoder"]
 class Decoder(nn.Module):
     """Reconstruct the image from one class capsule, with all others masked to zero: Sabour 2017, section 4.1.
 
-    The first layer receives all capsules including the masked ones, so the position encodes the class.
+    The first layer receives all capsules including the masked ones, so the position of the unmasked capsule encodes the class.
 
     Args:
         parents, dim: number and pose size of the class capsules.
@@ -56,7 +56,7 @@ class Decoder(nn.Module):
             capsules: the class capsules.
             labels: class indices of the capsules to keep. In training always the true ones, so that a wrong prediction
                 is not rewarded for a good reconstruction.
-            top: if there are no labels, number of most active classes to reconstruct, each on its own:
+            top: if there are no labels, number of most active classes to reconstruct, each separately:
                 ``[B, top, C, H, W]``. Default: the most active one, ``[B, C, H, W]``.
         """
         classes = as_capsules(capsules)
@@ -96,10 +96,10 @@ class Decoder(nn.Module):
 
     def mask(self, pose: Tensor, labels: Tensor) -> Tensor:
         """Set all but the labelled capsule of each image to zero: ``[B, J, D] -> [B, (K,) J, D]``."""
-        kept = labels.unsqueeze(-1) == torch.arange(self.parents, device=pose.device)  # [B, (K,) J]
+        is_labelled = labels.unsqueeze(-1) == torch.arange(self.parents, device=pose.device)  # [B, (K,) J]
         if labels.dim() == 2:
             pose = pose.unsqueeze(1)
-        return torch.where(kept.unsqueeze(-1), pose, 0)
+        return torch.where(is_labelled.unsqueeze(-1), pose, 0)
 
 
 def _check_not_multi_hot(labels: Tensor, n_classes: int) -> None:

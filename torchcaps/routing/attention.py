@@ -27,7 +27,7 @@ class Attention(Routing):
         u_n = tanh(K_n s_n + k_n)            eq. 9 (and 4): the capsule activation
         u_n = tanh(u_n' + K_n s_n + k_n)     with residual, u' the children
 
-    A convolution over the whole grid is the paper's fully convolutional class layer.
+    A convolution whose kernel covers the grid is the paper's fully convolutional class layer.
 
     Args:
         residual: add the children before the tanh. They must have the parents' shape.

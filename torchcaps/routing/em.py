@@ -45,7 +45,7 @@ class EM(Routing):
             are the authors' on OpenReview. ``annealing=0`` keeps it constant.
         variance_floor: added to every variance; without it, a parent with a single child would have variance 0.
         coordinates: add each child's grid position, scaled to 0..1, to the first two entries of the right-hand column
-            of its votes (section 4.1, "coordinate addition": the class layer). Matrix poses on a grid only.
+            of its votes (section 4, "Coordinate Addition": the class layer). Matrix poses on a grid only.
     """
 
     paper = "Hinton 2018"

@@ -116,7 +116,7 @@ class Quadratic(Routing):
                 calls last is the class layer, from which F is computed.
             batch: the input of ``module``. Random layers, such as dropout, draw new samples.
             labels: class indices ``[B]``, those of ``K`` objects per image ``[B, K]``, or multi-hot rows ``[B, J]``.
-            n_images: number of images of the whole batch, if several processes share it; default: the number of
+            n_images: number of images of the global batch, if several processes share it; default: the number of
                 ``labels``.
             reduce: function that sums a tensor over these processes, so that all of them take the same step.
 
@@ -153,7 +153,7 @@ class Quadratic(Routing):
                 gradients = [reduce(gradient) for gradient in gradients]
             pairs = [*zip(hidden, gradients, strict=True), (top, top_gradient)]
             updates = [(layer, layer.routing._updated(layer, gradient)) for layer, gradient in pairs]
-            for layer, tensors in updates:  # only after every layer's update was found to be within its limit
+            for layer, tensors in updates:  # only after the updates of all layers were checked
                 for name, tensor in tensors.items():
                     layer.coefficients[name].copy_(tensor)
         return value.detach()
