@@ -46,7 +46,7 @@ STOP_DESCRIPTIONS = {
     StopReason.INTERRUPTED: "interrupted by a signal",
     StopReason.DIVERGED: "diverged",
 }
-LINE_INTERVAL_S = 60.0  # between two progress lines inside an epoch, if there is no terminal
+LINE_INTERVAL_S = 60.0  # between two progress lines inside an epoch, without a terminal
 BAR_INTERVAL_S = 0.2  # between two updates of the progress bar
 
 

@@ -43,7 +43,7 @@ class TrainResult:
         stop_reason: the stop criterion that was met.
         epochs, steps, seconds: length of the training.
         eval_weights: weights that the recipe evaluates: ``"last"``, ``"best"`` or ``"ema"``.
-        test_results: evaluation on the test set, by kind of weights; empty if there is no test set.
+        test_results: evaluation on the test set, by kind of weights; empty without a test set.
     """
 
     path: Path
@@ -133,7 +133,7 @@ def resume(
         spec = change(directory.read_config())
         checkpoint, problems = directory.newest_checkpoint()
         if problems and checkpoint is None:
-            raise CheckpointError(f"{problems[0]}; there is no other checkpoint to resume from")
+            raise CheckpointError(f"{problems[0]}, and no other checkpoint exists")
         data = open_data(spec)
         adapt_to_data(spec, data, frozenset({"image", "classes", "n_objects"}))  # raises if the data has changed
         network = build_network(spec)
@@ -241,8 +241,8 @@ def _finish(trainer: Trainer, figures: bool) -> TrainResult:
 def _evaluate_test_set(trainer: Trainer) -> dict[str, Evaluation]:
     """Evaluate each kind of weights on the test set, once. No choice depends on these results.
 
-    Results are reused if the same weights have been evaluated before: by the last evaluation of the training, if there
-    is no validation set, or because the last weights are the best ones.
+    Results are reused if the same weights have been evaluated before: by the last evaluation of a training without a
+    validation set, or because the last weights are the best ones.
     """
     data, network, engine, step = trainer.data, trainer.network, trainer.engine, trainer.state.step
     if data.test is None:
