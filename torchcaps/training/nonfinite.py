@@ -33,7 +33,7 @@ def diagnose_step(
     if source or error is None:
         raise DivergenceError(
             f"step {step + 1:,}: non-finite value first produced by {source or 'another process'}. {status} "
-            "Try a lower --optimizer.lr or --max-grad-norm 1",
+            "Try a lower --lr or --max-grad-norm 1",
             secondary=not source,
         ) from error
 
@@ -44,7 +44,7 @@ def check_weights(model: nn.Module, step: int, status: str) -> None:
         if not _is_finite(tensor):
             raise DivergenceError(
                 f"step {step:,}: non-finite value first produced by the optimizer step, in the weights {name}. "
-                f"{status} Try a lower --optimizer.lr"
+                f"{status} Try a lower --lr"
             )
 
 
