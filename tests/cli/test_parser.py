@@ -49,6 +49,7 @@ class Options:
         size, other: two fields with one description.
         mode: a choice
             over two lines.
+        maybe: a choice or nothing.
     """
 
     n_items: int = 3
@@ -59,6 +60,7 @@ class Options:
     mode: Literal["fast", "exact"] = "fast"
     streamed: Literal[True, False, "auto"] = "auto"
     is_on: bool = False
+    maybe: Literal["fast", "exact"] | None = None
     name: str = ""
     routing: Routing = Dynamic()
 
@@ -169,6 +171,7 @@ def test_help_has_description_type_and_default() -> None:
         "--n-items N_ITEMS number of items (int; default: 3)",
         "--size [ITEM,...] two fields with one description (3 ints such as 3x64x64; default: 1,2,3)",
         "--mode {fast,exact} a choice over two lines (default: fast)",
+        "--maybe MAYBE a choice or nothing (one of fast, exact)",
         "default: Dynamic(iterations=3",
         "default: OneCycle(warmup=0.3",
     ):

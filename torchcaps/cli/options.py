@@ -15,11 +15,11 @@ from torchcaps.training.setup import open_test_set
 __all__ = ["add_data_flags", "add_run_flags", "check_positive", "open_dataset", "set_num_threads"]
 
 
-def add_run_flags(parser: Parser) -> None:
-    """Add ``--weights``, ``--num-threads`` and ``--json``."""
+def add_run_flags(parser: Parser, num_threads: str = "one per core") -> None:
+    """Add ``--weights``, ``--num-threads`` (with the given default in the help) and ``--json``."""
     weights = Literal["last", "best", "ema"] | None
     parser.add_argument("--weights", type=weights, help="weights to load (default: eval_weights of the run's recipe)")
-    parser.add_argument("--num-threads", type=int | None, help="number of CPU threads (default: one per core)")
+    parser.add_argument("--num-threads", type=int | None, help=f"number of CPU threads (default: {num_threads})")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 

@@ -42,7 +42,7 @@ class _HelpFormatter(DefaultHelpFormatter):
         if not action.option_strings or action.nargs == 0 or action.option_strings[-1].endswith("help"):
             return text
         annotation = _annotation(action)
-        is_choice = all(o in (bool, types.NoneType) or typing.get_origin(o) is Literal for o in _options(annotation))
+        is_choice = all(o is bool or typing.get_origin(o) is Literal for o in _options(annotation))
         parts = [] if is_choice else [_type_text(annotation)]  # the metavar lists the choices
         if action.default not in (None, argparse.SUPPRESS, ""):
             parts.append(f"default: {_default_text(action.default)}")

@@ -39,7 +39,7 @@ def predict_command(arguments: list[str]) -> None:
     parser.add_argument("--polarity", type=Literal["auto", "as-is", "inverted"], default="auto", help=text)
     text = "how to fit images of another aspect ratio (default: as the run's images; digits are centred, others padded)"
     parser.add_argument("--fit", type=Literal["crop", "pad", "stretch"] | None, help=text)
-    add_run_flags(parser)
+    add_run_flags(parser, "1")
     options, _ = parser.parse(arguments)
     torch.set_num_threads(1)  # faster than several for single images
     set_num_threads(options)
