@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.analysis.test_alignment import dot, placer
+from tests.analysis.test_alignment import dot, position_model
 from tests.models.narrow import batch, narrow
 from tests.papers.networks import as_trained, fixed_context, network_with_outputs
 from tests.tolerances import SAME, largest_difference
@@ -35,7 +35,7 @@ def test_the_average_weights_classes_equally() -> None:
     images, labels = dot().repeat(4, 1, 1, 1), torch.tensor([0, 0, 0, 2])
     images[3] = images[3].roll(-3, 1)  # above the centre, so that a rotation moves it sideways: a cosine of about 0
     results = measure_alignment_ratios(
-        fixed_context(images, labels), as_trained(placer(), "sabour2017_mnist"), n_images=4
+        fixed_context(images, labels), as_trained(position_model(), "sabour2017_mnist"), n_images=4
     )
     ratios = bent_ratios()
     mean = sum(ratios) / 5

@@ -4,9 +4,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,6 @@ from torchcaps.reproduce.schema import Cell, Item, Measurement, Run, TableRow
 from torchcaps.reproduce.store import RecordKey, RecordStore
 from torchcaps.training.errors import RunError
 from torchcaps.training.logging import read_metrics
-from torchcaps.training.run_dir import RunDirectory
 
 LONG = Run("capsnet_small", {"width": 8, "types": 2, "max_train_images": 400, "max_test_images": 50, "batch_size": 16,
                              "steps": 60, "checkpoint_interval_steps": 5, "eval_interval_steps": 100})  # fmt: skip
@@ -26,44 +26,47 @@ ITEM = Item("long", "Long", "One run.", {"error": "%"}, (TableRow("a", {"error":
 SCRIPT = """\
 import sys
 from pathlib import Path
-from tests.reproduce.test_runner import run_long
-run_long(Path(sys.argv[1]))
+from tests.reproduce.test_runner import KillAt, run_long
+run_long(Path(sys.argv[1]), lambda plan: KillAt(plan, int(sys.argv[2])))
 """
 
 
-def run_long(directory: Path) -> RecordStore:
+class KillAt(PlanProgress):
+    """Progress that kills its process at a training step."""
+
+    def __init__(self, plan: TaskPlan, step: int) -> None:
+        super().__init__(plan, False, str)
+        self.last_step = step
+
+    def on_step(self, step: int, *args: Any) -> None:
+        if step == self.last_step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def run_long(
+    directory: Path, make_progress: Callable[[TaskPlan], PlanProgress] = lambda plan: PlanProgress(plan, False, str)
+) -> RecordStore:
     store = RecordStore("full", directory / "results", directory / "work")
     plan = make_plan(ITEM, store, 1, timed=False, num_threads=1)
-    execute_plan(plan, store, PlanProgress(plan, False, lambda line: None), num_threads=1)
+    execute_plan(plan, store, make_progress(plan), num_threads=1)
     return store
 
 
-def saved_step(directory: RunDirectory) -> int:
-    """Return the step of the newest complete checkpoint."""
-    try:
-        checkpoint, _ = directory.newest_checkpoint()
-    except OSError:
-        return 0
-    return 0 if checkpoint is None else int(checkpoint.state["run"]["step"])
-
-
 def test_a_killed_run_resumes_and_ends_with_the_same_record(tmp_path: Path) -> None:
-    """Killed twice by SIGKILL: less than the steps between two checkpoints is lost."""
+    """Killed twice by SIGKILL: at most the steps since the last checkpoint, five, are lost."""
     key = RecordKey(LONG, 0)
     uninterrupted = run_long(tmp_path / "uninterrupted")
-    directory = RecordStore("full", tmp_path / "killed" / "results", tmp_path / "killed" / "work").run_directory(key)
-    for target_step in (5, 30):
-        process = subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, str(tmp_path / "killed")], cwd=Path(__file__).parents[2], env=os.environ
-        )
-        while saved_step(directory) < target_step and process.poll() is None:
-            time.sleep(0.01)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    assert 30 <= saved_step(directory) < 60
-    assert not RecordStore("full", tmp_path / "killed" / "results").path(key).exists()
-    resumed = run_long(tmp_path / "killed")
-    records = [store.read(key) for store in (uninterrupted, resumed)]
+    killed = RecordStore("full", tmp_path / "killed" / "results", tmp_path / "killed" / "work")
+    directory = killed.run_directory(key)
+    for step in (13, 38):
+        words = (sys.executable, "-c", SCRIPT, str(tmp_path / "killed"), str(step))
+        process = subprocess.run(words, cwd=Path(__file__).parents[2], check=False)
+        assert process.returncode == -signal.SIGKILL
+        checkpoint, problems = directory.newest_checkpoint()
+        assert checkpoint is not None, problems
+        assert step - 5 <= checkpoint.state["run"]["step"] <= step
+    assert not killed.path(key).exists()
+    records = [store.read(key) for store in (uninterrupted, run_long(tmp_path / "killed"))]
     assert records[0] is not None
     assert records[1] is not None
     assert records[1]["results"] | {"seconds": 0} == records[0]["results"] | {"seconds": 0}
