@@ -7,7 +7,7 @@ from torch import nn
 from torchcaps.models import Network, Recipe
 from torchcaps.models.blocks import BasicBlock
 from torchcaps.nn import CapsuleLayer, ConvCapsules, PrimaryCapsules
-from torchcaps.profiling.summary import shortened
+from torchcaps.profiling.summary import short_repr
 
 
 def describe(model: Network) -> list[str]:
@@ -24,7 +24,7 @@ def describe(model: Network) -> list[str]:
 
 def describe_recipe(recipe: Recipe) -> str:
     """Return the settings of a recipe as one line."""
-    parts = [shortened(part) for part in (recipe.loss, recipe.optimizer, recipe.lr_schedule)]
+    parts = [short_repr(part) for part in (recipe.loss, recipe.optimizer, recipe.lr_schedule)]
     duration = f"{recipe.epochs} epochs" if recipe.epochs else f"{recipe.steps} steps"
     parts += [f"batches of {recipe.batch_size}", duration, f"{recipe.ascents} ascents", recipe.data]
     weights = f"{recipe.eval_weights} weights" if recipe.eval_weights != "last" else ""
@@ -63,4 +63,4 @@ def _describe_module(module: nn.Module) -> str:
 def _describe_capsules(layer: CapsuleLayer) -> str:
     g = layer.geometry
     window = f"conv {_window(layer)} {layer.weights}" if isinstance(layer, ConvCapsules) else "dense"
-    return f"{window} {g.parents}x{g.dim} rows {g.rows} {shortened(layer.routing)}"
+    return f"{window} {g.parents}x{g.dim} rows {g.rows} {short_repr(layer.routing)}"

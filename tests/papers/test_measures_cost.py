@@ -10,6 +10,7 @@ import torch
 
 import torchcaps
 from tests.tolerances import SAME
+from torchcaps.bench.memory import TrainingCase, TrainingPeak
 from torchcaps.papers.measures import cost
 from torchcaps.papers.measures.cost import (
     epoch_seconds,
@@ -80,7 +81,7 @@ def test_quadratic_routing_is_timed_with_its_ascent(clock: SimulatedClock) -> No
 
 def test_inference_time_and_memory_by_iterations(clock: SimulatedClock, monkeypatch: pytest.MonkeyPatch) -> None:
     """Milliseconds of a batch, and MiB of 1,048,576 bytes."""
-    monkeypatch.setattr(cost, "training_peaks", fake_peaks)
+    monkeypatch.setattr(cost, "measure_training_peaks", fake_peaks)
     names = {"dynamic": "tsai2020_dynamic_cifar10", "inverted": "tsai2020_cifar10"}
     clock.seconds = {Dynamic(1): 0.01, Dynamic(2): 0.02, InvertedAttention(1): 0.03, InvertedAttention(2): 0.06}
     results = iteration_cost(CONTEXT, names, iterations=2, batch_size=2, repeats=3)
@@ -92,7 +93,7 @@ def test_inference_time_and_memory_by_iterations(clock: SimulatedClock, monkeypa
 
 
 def test_models_are_measured_by_label(clock: SimulatedClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cost, "training_peaks", fake_peaks)
+    monkeypatch.setattr(cost, "measure_training_peaks", fake_peaks)
     clock.seconds = {"tsai2020_diverse_cnn": 0.01, "tsai2020_diverse_vector": 0.04}
     models = {"CNN": "tsai2020_diverse_cnn", "CapsNet, vectors": "tsai2020_diverse_vector"}
     results = model_cost(CONTEXT, models, batch_size=2, repeats=3)
@@ -100,13 +101,15 @@ def test_models_are_measured_by_label(clock: SimulatedClock, monkeypatch: pytest
     assert [results["CNN memory"], results["CapsNet, vectors memory"]] == [9, 2]
 
 
-def fake_peaks(
-    cases: Mapping[str, tuple[str, Mapping[str, Any]]], batch_size: int, progress: Callable[[], object]
-) -> dict[str, int]:
+def fake_peaks(cases: Mapping[str, TrainingCase], on_case_done: Callable[[], object]) -> dict[str, TrainingPeak]:
     """Return one MiB per routing iteration, nine without routing."""
-    assert batch_size == 2
-    specs = {k: torchcaps.create_model(name, **options).spec for k, (name, options) in cases.items()}
-    return {k: 2**20 * getattr(getattr(spec, "effective_routing", None), "iterations", 9) for k, spec in specs.items()}
+    peaks = {}
+    for name, case in cases.items():
+        assert case.batch_size == 2
+        spec = torchcaps.create_model(case.model, **case.options).spec
+        iterations = getattr(getattr(spec, "effective_routing", None), "iterations", 9)
+        peaks[name] = TrainingPeak(2**20 * iterations, 0, 0)
+    return peaks
 
 
 def test_parameters_are_counted_by_prefix() -> None:

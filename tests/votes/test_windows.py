@@ -20,7 +20,7 @@ def test_windows_by_views_equal_gathering_by_index() -> None:
     x = torch.randn(2, 6, 5, 3, 4)
     gathered = wiring.gather(x)
     padded = wiring.pad(x)
-    for start, stop in wiring.pieces(2):
+    for start, stop in wiring.chunk_ranges(2):
         (view,) = wiring.windows(padded, start, stop)
         torch.testing.assert_close(view, gathered[:, :, :, start:stop], rtol=0, atol=0)
     assert gathered.shape == (2, *wiring.sites, wiring.n_slots, 4)
@@ -28,7 +28,7 @@ def test_windows_by_views_equal_gathering_by_index() -> None:
 
 
 def test_chunks_have_the_given_size() -> None:
-    votes = StreamedVotes(torch.randn(2, 6, 4), torch.randn(6, 4, 3, 4), None, 1, Wiring(6), piece=4)
-    assert list(votes.wiring.pieces(4)) == [(0, 4), (4, 6)]
+    votes = StreamedVotes(torch.randn(2, 6, 4), torch.randn(6, 4, 3, 4), None, 1, Wiring(6), max_slots=4)
+    assert list(votes.wiring.chunk_ranges(4)) == [(0, 4), (4, 6)]
     assert votes.dense().shape == (2, 6, 3, 4)
     assert not votes.detach().dense().requires_grad

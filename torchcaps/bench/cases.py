@@ -1,4 +1,4 @@
-"""What is measured: layers and models of the papers, with the bars that they are to reach."""
+"""Benchmark cases: layers and models of the papers, with the speedups that they must reach."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from torchcaps.bench.naive import make_explicit
+from torchcaps.bench.naive import use_naive_votes
 from torchcaps.models import create_model
 from torchcaps.nn import ConvCapsules, DenseCapsules
 from torchcaps.nn.layers import CapsuleLayer
-from torchcaps.profiling.summary import summarize
+from torchcaps.profiling import summarize
 from torchcaps.routing import EM, Dynamic, InvertedAttention, Routing
 
 __all__ = ["CASES", "Case", "Work"]
@@ -18,12 +18,12 @@ __all__ = ["CASES", "Case", "Work"]
 
 @dataclass
 class Work:
-    """Something to time, once set up.
+    """A prepared computation to time.
 
     Args:
-        run: does it once, and returns results and gradients.
-        multiply_adds: of doing it once, forward and backward.
-        compared: returns what is compared, where that is not what ``run`` returns.
+        run: computes once; returns results and gradients.
+        multiply_adds: multiply-adds of one run, forward and backward.
+        compared: returns the tensors to compare between implementations, if not those of ``run``.
     """
 
     run: Callable[[], list[Tensor]]
@@ -33,29 +33,30 @@ class Work:
 
 @dataclass(frozen=True)
 class Case:
-    """A case of the benchmark.
+    """A benchmark case: the same computation by torchcaps and by the naive baseline.
 
     Args:
-        title: for people.
-        make: sets it up, ours or in the usual way, with the same numbers.
-        least, aim: how many times faster than the usual way it is to be.
-        floor: how many times the time of its multiply-adds alone it may take; ``None``: not asked.
-        limit: the largest relative RMS difference between the two; more for models with ReLUs, which are on or off.
+        title: description.
+        make: prepares the computation; the argument is whether to use the naive baseline. Both get the same values.
+        min_speedup, target_speedup: required and desired speedup over the baseline.
+        max_matmul_ratio: largest accepted ratio to the time of its multiply-adds in a large matrix product, if any.
+        max_difference: largest accepted relative RMS difference between the two; larger for models with ReLUs, which
+            may switch by rounding.
     """
 
     title: str
     make: Callable[[bool], Work] = field(repr=False)
-    least: float = 1.0
-    aim: float = 1.0
-    floor: float | None = None
-    limit: float = 1e-5
+    min_speedup: float = 1.0
+    target_speedup: float = 1.0
+    max_matmul_ratio: float | None = None
+    max_difference: float = 1e-5
 
 
-def _layer_work(layer: CapsuleLayer, shape: tuple[int, ...], explicit: bool) -> Work:
-    """Forward and backward of a layer, with the gradients of children and weights."""
+def _layer_work(layer: CapsuleLayer, shape: tuple[int, ...], naive: bool) -> Work:
+    """Return forward and backward of a layer, with the gradients of children and weights."""
     children = torch.randn(shape, generator=torch.Generator().manual_seed(1)).requires_grad_()
-    if explicit:
-        make_explicit(layer)
+    if naive:
+        use_naive_votes(layer)
     with torch.no_grad():
         size = layer(children).pose.shape
     direction = torch.randn(size, generator=torch.Generator().manual_seed(2))
@@ -70,7 +71,7 @@ def _layer_work(layer: CapsuleLayer, shape: tuple[int, ...], explicit: bool) -> 
 
 
 def _layer_multiply_adds(layer: CapsuleLayer, shape: tuple[int, ...]) -> int:
-    """Count forward: each vote is made once, and taken in by every reduction; backward is twice that."""
+    """Count multiply-adds: each vote is computed once and read by every reduction; backward costs twice the forward."""
     geometry, routing = layer.geometry, layer.routing
     with torch.no_grad():
         votes = 1
@@ -82,37 +83,37 @@ def _layer_multiply_adds(layer: CapsuleLayer, shape: tuple[int, ...]) -> int:
 
 
 def _dense(routing: Routing) -> Callable[[bool], Work]:
-    def make(explicit: bool) -> Work:
+    def make(naive: bool) -> Work:
         torch.manual_seed(0)
-        return _layer_work(DenseCapsules(1152, 8, 10, 16, routing=routing), (128, 1152, 8), explicit)
+        return _layer_work(DenseCapsules(1152, 8, 10, 16, routing=routing), (128, 1152, 8), naive)
 
     return make
 
 
 def _conv(routing: Routing) -> Callable[[bool], Work]:
-    def make(explicit: bool) -> Work:
+    def make(naive: bool) -> Work:
         torch.manual_seed(0)
         layer = ConvCapsules(32, 16, 32, 16, 3, 2, routing=routing, pose="matrix")
-        return _layer_work(layer, (8, 16, 16, 32, 16), explicit)
+        return _layer_work(layer, (8, 16, 16, 32, 16), naive)
 
     return make
 
 
-def _small(explicit: bool) -> Work:
-    """A layer so small that nothing but the calls costs: the plain path against what is chosen by itself."""
+def _small(naive: bool) -> Work:
+    """Return a layer so small that only call overhead matters: stored votes against the automatic choice of path."""
     torch.manual_seed(0)
-    layer = DenseCapsules(16, 8, 10, 16, routing=Dynamic(3), streamed=False if explicit else "auto")
+    layer = DenseCapsules(16, 8, 10, 16, routing=Dynamic(3), streamed=False if naive else "auto")
     return _layer_work(layer, (1, 16, 8), False)
 
 
 def model_work(name: str, batch: int, train: bool) -> Callable[[bool], Work]:
-    """Return what sets up a training step of a model, or an inference, ours or in the usual way."""
+    """Return a `Case.make` for a training step or an inference of a model."""
 
-    def make(explicit: bool) -> Work:
+    def make(naive: bool) -> Work:
         torch.manual_seed(0)
         model = create_model(name).train(train)
-        if explicit:
-            make_explicit(model)
+        if naive:
+            use_naive_votes(model)
         images = torch.rand(batch, *model.spec.image, generator=torch.Generator().manual_seed(1))
         multiply_adds = batch * summarize(model).multiply_adds
         if not train:
@@ -126,7 +127,7 @@ def model_work(name: str, batch: int, train: bool) -> Callable[[bool], Work]:
         optimizer, loss = model.recipe.optimizer.make(model.parameters()), model.loss()
 
         def backward() -> Tensor:
-            torch.manual_seed(3)  # of dropout
+            torch.manual_seed(3)  # for dropout
             optimizer.zero_grad()
             output = model(images, labels)
             loss(output, labels, images).backward()
@@ -138,8 +139,8 @@ def model_work(name: str, batch: int, train: bool) -> Callable[[bool], Work]:
             return [scores]
 
         def compared() -> list[Tensor]:
-            # All gradients as one: a ReLU that is on in one way and off in the other, since its input is zero but for
-            # rounding, would show in a small one.
+            # All gradients as one tensor: a ReLU that differs between the two because its input is zero up to rounding
+            # would dominate a small one.
             scores = backward()
             return [scores, torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])]
 
@@ -160,19 +161,27 @@ CASES = {
         20,
         4,
     ),
-    "em-conv": Case("EM(2), the same geometry", _conv(EM(2)), 3, 8, 4, limit=1e-4),
+    "em-conv": Case("EM(2), same geometry as inverted-conv", _conv(EM(2)), 3, 8, 4, max_difference=1e-4),
     "sabour-step": Case(
-        "sabour2017_mnist, training step, batch 64", model_work("sabour2017_mnist", 64, True), 1.6, 2, limit=1e-3
+        "sabour2017_mnist, training step, batch 64",
+        model_work("sabour2017_mnist", 64, True),
+        1.6,
+        2,
+        max_difference=1e-3,
     ),
     "tsai-step": Case(
-        "tsai2020_cifar10, training step, batch 16", model_work("tsai2020_cifar10", 16, True), 8, 20, limit=1e-3
+        "tsai2020_cifar10, training step, batch 16",
+        model_work("tsai2020_cifar10", 16, True),
+        8,
+        20,
+        max_difference=1e-3,
     ),
     "choi-step": Case(
-        "choi2019_mnist, training step, batch 100", model_work("choi2019_mnist", 100, True), 1.5, 3, limit=1e-3
+        "choi2019_mnist, training step, batch 100", model_work("choi2019_mnist", 100, True), 1.5, 3, max_difference=1e-3
     ),
     "sabour-1": Case("sabour2017_mnist, inference, batch 1", model_work("sabour2017_mnist", 1, False), 1.5, 2),
     "sabour-128": Case("sabour2017_mnist, inference, batch 128", model_work("sabour2017_mnist", 128, False), 1.5, 2),
     "tsai-1": Case("tsai2020_cifar10, inference, batch 1", model_work("tsai2020_cifar10", 1, False), 5, 15),
     "tsai-64": Case("tsai2020_cifar10, inference, batch 64", model_work("tsai2020_cifar10", 64, False), 5, 15),
-    "small": Case("Dynamic(3), 16x8 to 10x16, batch 1, against the plain path", _small, 1 / 1.2, 1),
+    "small": Case("Dynamic(3), 16x8 to 10x16, batch 1, against stored votes", _small, 1 / 1.2, 1),
 }

@@ -1,11 +1,11 @@
-"""The usual way to write capsule layers in PyTorch, from the papers' equations: what speed is measured against.
+"""Naive baseline: capsule layers as commonly written in PyTorch, from the papers' equations.
 
-Votes are one tensor, made by a broadcast matrix product ``[J, I, Y, X] @ [B, 1, I, X, 1]``; couplings are multiplied in
-by broadcasting and summed. Inverted attention contracts poses, weights and couplings or parents in one einsum of three
-operands, on windows that were unfolded. Choi's votes are a grouped convolution. The routing itself is the same.
+Votes are one tensor, computed by a broadcast matrix product ``[J, I, Y, X] @ [B, 1, I, X, 1]``; couplings are
+multiplied by broadcasting and summed. Inverted attention contracts poses, weights and couplings (or parents) in one
+einsum of three operands, on unfolded windows. The votes of Choi 2019 are a grouped convolution. The routing itself is
+the same.
 """
 
-from collections.abc import Callable
 from typing import Self, TypeVar
 
 import torch
@@ -19,40 +19,38 @@ from torchcaps.nn.layers import CapsuleLayer
 from torchcaps.routing import InvertedAttention
 from torchcaps.votes import DenseVotes, Votes, Wiring
 
-__all__ = ["ContractedVotes", "explicit_votes", "make_explicit"]
+__all__ = ["EinsumVotes", "broadcast_votes", "naive_votes", "use_naive_votes"]
 
-ALONE = "inverted attention asks for sums and agreements alone"
 Module = TypeVar("Module", bound=nn.Module)
+NOT_IMPLEMENTED = "EinsumVotes implements only sum, dot and dense, the reductions of inverted attention"
 
 
-def make_explicit(module: Module) -> Module:
-    """Let capsule layers make and reduce votes in the usual way, and convolutions have torch's usual layout."""
+def use_naive_votes(module: Module) -> Module:
+    """Switch all capsule layers to `naive_votes` and all convolutions to torch's default layout; return the module."""
     for layer in module.modules():
         if isinstance(layer, Network):
             layer.channels_last = False
         if isinstance(layer, CapsuleLayer):
-            layer.make_votes = _maker(layer)  # type: ignore[method-assign]
+            layer.votes_factory = naive_votes
         elif isinstance(layer, Convolution):
             layer.plain = True
     return module
 
 
-def _maker(layer: CapsuleLayer) -> Callable[..., Votes]:
-    contracted = isinstance(layer.routing, InvertedAttention) and not layer.routing.activations
-
-    def make_votes(children: Capsules, couplings: bool = False) -> Votes:
-        parts = layer.vote_inputs(children)
-        return ContractedVotes(*parts) if contracted else explicit_votes(*parts)
-
-    return make_votes
+def naive_votes(layer: CapsuleLayer, children: Capsules, couplings: bool = False) -> Votes:
+    """Return the votes of a layer as the naive baseline computes them; a `CapsuleLayer.votes_factory`."""
+    inputs = layer.vote_inputs(children)
+    if isinstance(layer.routing, InvertedAttention) and not layer.routing.activations:
+        return EinsumVotes(*inputs)
+    return broadcast_votes(*inputs)
 
 
-def explicit_votes(pose: Tensor, weight: Tensor, bias: Tensor | None, rows: int, wiring: Wiring) -> DenseVotes:
-    """Return votes that are stored, made by a broadcast matrix product, or by a grouped convolution."""
+def broadcast_votes(pose: Tensor, weight: Tensor, bias: Tensor | None, rows: int, wiring: Wiring) -> DenseVotes:
+    """Return stored votes, by a broadcast matrix product or, if slots read windows, by a grouped convolution."""
     if weight.dim() != 4:
-        raise ValueError("the usual way is written for matrices that all places share")
+        raise ValueError(f"weight must be [I, X, J, Y], shared by all positions, got shape {list(weight.shape)}")
     if wiring.slot_kind == "type" and wiring.grid is not None and rows == 1:
-        votes = _grouped(pose, weight, wiring)
+        votes = _grouped_convolution(pose, weight, wiring)
     else:
         slots = wiring.gather(pose)  # [B, *L, I, K], or one more axis for the window
         slots = slots if wiring.slot_kind == "capsule" else slots.flatten(-2)
@@ -68,8 +66,8 @@ def explicit_votes(pose: Tensor, weight: Tensor, bias: Tensor | None, rows: int,
     return DenseVotes(votes if bias is None else votes + bias, wiring)
 
 
-def _grouped(pose: Tensor, weight: Tensor, wiring: Wiring) -> Tensor:
-    """Return the votes of Choi 2019: one convolution in groups, a group for each child type."""
+def _grouped_convolution(pose: Tensor, weight: Tensor, wiring: Wiring) -> Tensor:
+    """Return the votes of Choi 2019, eq. 5: a grouped convolution with one group per child type."""
     types, _, n_parents, outs = weight.shape
     images = wiring.pad(pose).permute(0, 3, 4, 1, 2).flatten(1, 2)  # [B, N * K, H, W]
     kernel = weight.unflatten(1, (*wiring.kernel, -1)).permute(0, 4, 5, 3, 1, 2).flatten(0, 2)  # [N * J * Y, K, *k]
@@ -77,14 +75,20 @@ def _grouped(pose: Tensor, weight: Tensor, wiring: Wiring) -> Tensor:
     return maps.unflatten(1, (types, n_parents, outs)).permute(0, 4, 5, 1, 2, 3)
 
 
-class ContractedVotes(Votes):
-    """Votes that are contracted as they are made: einsums of three operands, as in the code of Tsai 2020."""
+class EinsumVotes(Votes):
+    """Votes that are contracted by einsums of three operands, as in the code of Tsai 2020.
+
+    Only the reductions of inverted attention are implemented: ``sum``, ``dot`` and ``dense``.
+    """
 
     def __init__(self, pose: Tensor, weight: Tensor, bias: Tensor | None, rows: int, wiring: Wiring) -> None:
         n_parents, outs = weight.shape[-2:]
         super().__init__(wiring, (pose.shape[0], *wiring.sites, wiring.n_slots, n_parents, rows * outs))
         if bias is not None or weight.dim() != 4 or wiring.slot_kind != "capsule":
-            raise ValueError("the einsums of inverted attention are for matrices that all places share, without a bias")
+            raise ValueError(
+                "EinsumVotes requires weight [I, X, J, Y], bias=None and slot_kind='capsule', got weight "
+                f"{list(weight.shape)}, bias {bias is not None} and slot_kind={wiring.slot_kind!r}"
+            )
         self._slots = wiring.gather(pose).unflatten(-1, (rows, -1)).flatten(0, -4)  # [S, I, A, X]
         self._weight, self._rows = weight, rows
 
@@ -100,22 +104,22 @@ class ContractedVotes(Votes):
         return torch.einsum("siax,ixjy,sjay->sij", self._slots, self._weight, flat).view(self.shape[:-1])
 
     def dense(self) -> Tensor:
-        """Return the votes themselves."""
+        """Return the vote tensor."""
         votes = torch.einsum("siax,ixjy->sijay", self._slots, self._weight)
         return votes.flatten(-2).view(self.shape)
 
     def sqsum(self, coupling: Tensor, mean: Tensor) -> Tensor:
-        """Is not asked for."""
-        raise TypeError(ALONE)
+        """Not implemented."""
+        raise NotImplementedError(NOT_IMPLEMENTED)
 
     def sqdist(self, mean: Tensor, scale: Tensor) -> Tensor:
-        """Is not asked for."""
-        raise TypeError(ALONE)
+        """Not implemented."""
+        raise NotImplementedError(NOT_IMPLEMENTED)
 
     def mix(self, kernel: Tensor) -> Tensor:
-        """Is not asked for."""
-        raise TypeError(ALONE)
+        """Not implemented."""
+        raise NotImplementedError(NOT_IMPLEMENTED)
 
     def detach(self) -> Self:
-        """Return the same votes, through which no gradient flows."""
-        raise TypeError(ALONE)
+        """Not implemented."""
+        raise NotImplementedError(NOT_IMPLEMENTED)

@@ -1,4 +1,4 @@
-"""Measuring a case: first whether both ways agree, then how long they take, interleaved, the least of several."""
+"""Timing of benchmark cases: check that torchcaps and the naive baseline agree, then time both, interleaved."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -9,16 +9,18 @@ import torch
 from torch import Tensor
 
 from torchcaps.bench.cases import Case, Work
+from torchcaps.models import Network
+from torchcaps.routing import Quadratic
 
-__all__ = ["compare", "matmul_rate", "measure_case"]
+__all__ = ["compare", "matmul_rate", "measure_case", "num_threads", "training_step"]
 
-SHORT = 0.02  # seconds: what takes less is done several times at once
-TINY = 1e-6  # of the largest: what is smaller is rounding
+MIN_TIMED_S = 0.02  # shorter runs are repeated within one measurement
+NEGLIGIBLE = 1e-6  # a tensor smaller than this fraction of the largest is rounding error
 
 
 @contextmanager
-def threads(count: int) -> Iterator[None]:
-    """Compute with so many threads for a while."""
+def num_threads(count: int) -> Iterator[None]:
+    """Set torch's number of threads inside the context."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -28,71 +30,109 @@ def threads(count: int) -> Iterator[None]:
 
 
 def matmul_rate(repeat: int = 5) -> float:
-    """Return the multiply-adds a second that a large matrix product reaches on one thread."""
+    """Return the multiply-adds per second of a large matrix product on one thread."""
     left, right = torch.randn(1024, 1024), torch.randn(1024, 1024)
-    with threads(1):
-        return 1024**3 / min(_timed(lambda: [left @ right], 4, time.process_time) for _ in range(repeat))
+    with num_threads(1):
+        return 1024**3 / min(_seconds(lambda: [left @ right], 4, time.process_time) for _ in range(repeat))
 
 
 def compare(case: Case) -> tuple[dict[str, Work], float]:
-    """Set up both ways; return them, and the largest relative RMS difference between their results and gradients."""
-    works = {"ours": case.make(False), "usual": case.make(True)}
-    found = [(work.compared or work.run)() for work in works.values()]
-    # A gradient that is zero but for rounding, such as that of a bias before a batch norm, has no size of its own.
-    largest = max(_size(tensor) for tensor in found[1])
-    sizes = [_size(b) if _size(b) > TINY * largest else largest for b in found[1]]
-    return works, max(_size(a - b) / size for a, b, size in zip(*found, sizes, strict=True))
+    """Prepare a case; return both implementations and the largest relative RMS difference of results and gradients."""
+    works = {"torchcaps": case.make(False), "naive": case.make(True)}
+    ours, naive = ((work.compared or work.run)() for work in works.values())
+    # A gradient that is zero up to rounding, such as that of a bias before a batch norm, is compared with the largest.
+    largest = max(_rms(tensor) for tensor in naive)
+    sizes = [_rms(b) if _rms(b) > NEGLIGIBLE * largest else largest for b in naive]
+    return works, max(_rms(a - b) / size for a, b, size in zip(ours, naive, sizes, strict=True))
 
 
-def _size(tensor: Tensor) -> float:
+def _rms(tensor: Tensor) -> float:
     return float(tensor.square().mean().sqrt())
 
 
 def measure_case(case: Case, repeat: int = 3, rate: float | None = None) -> dict[str, Any]:
-    """Measure a case; raise a `ValueError` where the two ways don't agree.
+    """Time a case and return its record row; raise a `ValueError` if the two implementations disagree.
 
     Args:
-        case: what to measure.
-        repeat: interleaved repetitions, of which the least counts.
-        rate: multiply-adds a second, as `matmul_rate` returns; by default it is measured.
+        case: the case.
+        repeat: number of interleaved repetitions; the shortest counts.
+        rate: multiply-adds per second, see `matmul_rate`; default: measured.
     """
     rate = matmul_rate() if rate is None else rate
-    with threads(1):
+    with num_threads(1):
         works, difference = compare(case)
-        if not difference < case.limit:
-            raise ValueError(f"{case.title}: the two ways differ by {difference:.1e}, so they are not timed")
-        cpu = _least(works, repeat, time.process_time)
-    with threads(2):
-        wall = _least(works, repeat, time.perf_counter)
-    floor = works["ours"].multiply_adds / rate
+        if not difference < case.max_difference:
+            raise ValueError(
+                f"{case.title}: torchcaps and the naive baseline differ by {difference:.1e} (at most "
+                f"{case.max_difference:g} is accepted), so they are not timed"
+            )
+        cpu = _shortest(works, repeat, time.process_time)
+    with num_threads(2):
+        wall = _shortest(works, repeat, time.perf_counter)
+    matmul_seconds = works["torchcaps"].multiply_adds / rate
     return {
         "title": case.title,
         "difference": difference,
         "cpu_seconds": cpu,
         "wall_seconds": wall,
-        "ratio": cpu["usual"] / cpu["ours"],
-        "wall_ratio": wall["usual"] / wall["ours"],
-        "least": case.least,
-        "aim": case.aim,
-        "multiply_adds": works["ours"].multiply_adds,
-        "floor_seconds": floor,
-        "above_floor": cpu["ours"] / floor,
-        "most_above_floor": case.floor,
+        "speedup": cpu["naive"] / cpu["torchcaps"],
+        "wall_speedup": wall["naive"] / wall["torchcaps"],
+        "min_speedup": case.min_speedup,
+        "target_speedup": case.target_speedup,
+        "multiply_adds": works["torchcaps"].multiply_adds,
+        "matmul_seconds": matmul_seconds,
+        "matmul_ratio": cpu["torchcaps"] / matmul_seconds,
+        "max_matmul_ratio": case.max_matmul_ratio,
     }
 
 
-def _least(works: dict[str, Work], repeat: int, clock: Callable[[], float]) -> dict[str, float]:
-    """Return the least time of each way."""
-    counts = {way: max(1, int(SHORT / max(1e-9, _timed(work.run, 1, clock)))) for way, work in works.items()}
-    least = dict.fromkeys(works, float("inf"))
+def _shortest(works: dict[str, Work], repeat: int, clock: Callable[[], float]) -> dict[str, float]:
+    """Return the shortest time of each implementation, interleaved."""
+    counts = {name: max(1, int(MIN_TIMED_S / max(1e-9, _seconds(work.run, 1, clock)))) for name, work in works.items()}
+    shortest = dict.fromkeys(works, float("inf"))
     for _ in range(repeat):
-        for way, work in works.items():
-            least[way] = min(least[way], _timed(work.run, counts[way], clock))
-    return least
+        for name, work in works.items():
+            shortest[name] = min(shortest[name], _seconds(work.run, counts[name], clock))
+    return shortest
 
 
-def _timed(run: Callable[[], Any], count: int, clock: Callable[[], float]) -> float:
+def _seconds(run: Callable[[], Any], count: int, clock: Callable[[], float]) -> float:
+    """Return the mean time of ``count`` runs."""
     start = clock()
     for _ in range(count):
         run()
     return (clock() - start) / count
+
+
+# Training steps of any model ------------------------------------------------------------------------------------
+
+
+def training_step(model: Network, batch_size: int) -> Callable[[], None]:
+    """Return a function that runs one training step on random images, as the model's recipe defines it."""
+    recipe = model.recipe
+    loss, optimizer = model.loss(), recipe.optimizer.make(model.parameters())
+    images, labels, targets = _random_batch(model, batch_size)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss(model(images, labels), labels, targets).backward()
+        optimizer.step()
+        for _ in range(recipe.ascents):
+            Quadratic.ascend(model, images, labels)
+
+    return step
+
+
+def _random_batch(model: Network, batch_size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return random images, labels and reconstruction targets of a model's shapes."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.rand(batch_size, *model.spec.image, generator=generator)
+    if model.n_objects == 1:
+        return images, torch.randint(model.spec.classes, (batch_size,), generator=generator), images
+    n_objects = model.n_objects or 2
+    permutations = [torch.randperm(model.spec.classes, generator=generator) for _ in range(batch_size)]
+    classes = torch.stack([permutation[:n_objects] for permutation in permutations])
+    labels = classes
+    if model.n_objects is None:
+        labels = torch.zeros(batch_size, model.spec.classes).scatter_(1, classes, 1.0)
+    return images, labels, images.unsqueeze(1).expand(-1, n_objects, -1, -1, -1)

@@ -1,99 +1,197 @@
-"""``torchcaps bench``."""
+"""The command ``torchcaps bench``."""
 
+import json
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import track
 
+from torchcaps._core.files import write_atomic
+from torchcaps._core.machine import describe_machine, record_header
 from torchcaps._core.registry import check_name
 from torchcaps.bench.cases import CASES
+from torchcaps.bench.data import measure_data
 from torchcaps.bench.growth import draw_growth, measure_growth
-from torchcaps.bench.memory import MEMORY_CASES, measure_memory
-from torchcaps.bench.record import write_record
+from torchcaps.bench.memory import (
+    ESTIMATE_CASES,
+    MEMORY_CASES,
+    compare_with_estimates,
+    compare_with_naive,
+    parse_estimate_case,
+)
 from torchcaps.bench.timing import matmul_rate, measure_case
+from torchcaps.bench.training import measure_training
 from torchcaps.cli.console import print_table, start_table
 from torchcaps.cli.parser import Parser
 
 __all__ = ["bench_command"]
 
-PARTS = (*CASES, "memory", "growth")
+Row = dict[str, Any]
+
+DEFAULT_PARTS = (*CASES, "memory", "growth")
+OTHER_PARTS = ("estimates", "data", "training")
 DESCRIPTION = (
-    "Measure layers and models of the papers: beside the usual way to write them in PyTorch, with which values and "
-    "gradients are compared first, and beside what their multiply-adds alone would take. CPU time on one thread, then "
-    "time on the clock with two; the least of interleaved repetitions. Examples: torchcaps bench; "
-    "torchcaps bench dynamic-full inverted-conv --repeat 5; torchcaps bench memory; "
-    "torchcaps bench growth --figure growth.png"
+    "Measure speed and memory. Layers and models of the papers are compared with a naive PyTorch baseline (values and "
+    "gradients first) and with the time of their multiply-adds in a large matrix product: CPU time on one thread, wall "
+    "time with two threads, the shortest of interleaved repetitions. 'memory': peak memory of training. 'growth': time "
+    "by batch size and iterations. 'estimates': estimated against measured training memory. 'data': data loading. "
+    "'training': overhead of the training loop, processes, start-up time. Examples: torchcaps bench; "
+    "torchcaps bench dynamic-full inverted-conv --repeat 5; torchcaps bench growth --figure growth.png; "
+    "torchcaps bench tsai2020_cifar10:32:streamed; torchcaps bench data --out results/bench/data.json"
 )
 
 
 def bench_command(words: list[str]) -> None:
-    """Measure how fast things are."""
+    """Run benchmarks, print the results and, if requested, write a record."""
     parser = Parser(prog="torchcaps bench", description=DESCRIPTION)
-    parser.add_argument("parts", nargs="*", help=f"what to measure, of {', '.join(PARTS)}; all of it by default")
-    parser.add_argument("--repeat", type=int, default=3, help="repetitions, of which the least counts")
-    parser.add_argument("--out", type=str | None, help="a JSON file for what was measured")
-    parser.add_argument("--figure", type=str | None, help="a PNG file for the growth of time")
+    parser.add_argument(
+        "parts",
+        nargs="*",
+        help=f"parts to run: {', '.join(DEFAULT_PARTS)} (default: these), {', '.join(OTHER_PARTS)}, or "
+        "MODEL:BATCH_SIZE[:auto|stored|streamed] to compare one memory estimate",
+    )
+    parser.add_argument("--repeat", type=int, default=3, help="number of repetitions, of which the shortest counts")
+    parser.add_argument("--out", type=str | None, help="JSON file to write the results to")
+    parser.add_argument("--figure", type=str | None, help="image file for the figure of the part 'growth'")
     options, _ = parser.parse(words)
     if options.repeat < 1:
-        parser.error(f"--repeat must be 1 or more, got {options.repeat}")
-    parts = [check_name(name, PARTS, "the case") for name in options.parts] or list(PARTS)
-    for name in (options.out, options.figure):
-        if name is not None and not Path(name).expanduser().resolve().parent.is_dir():
-            parser.error(f"{name} can't be written: there is no folder {Path(name).expanduser().parent}")
-    rows = list(_measured(parts, options.repeat))
-    _show(rows)
-    growth = [row for row in rows if row["kind"] == "growth"]
+        parser.error(f"--repeat must be at least 1, got {options.repeat}")
+    parts = options.parts or list(DEFAULT_PARTS)
+    for part in parts:
+        if ":" in part:
+            parse_estimate_case(part)
+        else:
+            check_name(part, (*DEFAULT_PARTS, *OTHER_PARTS), "part")
+    for flag in ("out", "figure"):
+        path = getattr(options, flag)
+        if path is not None and not Path(path).expanduser().resolve().parent.is_dir():
+            parser.error(f"--{flag} {path}: the directory {Path(path).expanduser().parent} does not exist")
+    rows = list(_measure(parts, options.repeat))
+    for print_rows in (_print_speed, _print_memory, _print_growth, _print_estimates, _print_data, _print_training):
+        print_rows(rows)
+    growth = _of_kind(rows, "growth")
     if options.figure is not None and growth:
         draw_growth(growth, Path(options.figure).expanduser())
-        print(f"drawn in {options.figure}")
+        print(f"figure written to {options.figure}")
     if options.out is not None:
-        write_record(Path(options.out).expanduser(), "torchcaps bench", rows)
+        record = {**record_header(), "seed": 0, "machine": describe_machine(), "rows": rows}
+        write_atomic(Path(options.out).expanduser(), json.dumps(record, indent=2) + "\n", ValueError)
+        print(f"results written to {options.out}")
 
 
-def _measured(parts: list[str], repeat: int) -> Any:
-    """Give the rows, one part after the other."""
+def _measure(parts: list[str], repeat: int) -> Iterator[Row]:
+    """Yield the record rows of all parts."""
     rate = matmul_rate() if set(parts) & set(CASES) else 0.0
-    for name in track(parts, "measuring", console=Console(stderr=True), disable=not sys.stderr.isatty()):
-        if name == "memory":
-            yield from ({"kind": "memory", **measure_memory(case)} for case in MEMORY_CASES)
-        elif name == "growth":
-            yield from measure_growth(repeat)
+    groups: dict[str, Callable[[], Any]] = {
+        "memory": lambda: ({"kind": "memory", **compare_with_naive(case)} for case in MEMORY_CASES),
+        "growth": lambda: measure_growth(repeat),
+        "estimates": lambda: compare_with_estimates(ESTIMATE_CASES),
+        "data": lambda: measure_data(repeat),
+        "training": lambda: measure_training(repeat),
+    }
+    for part in track(parts, "measuring", console=Console(stderr=True), disable=not sys.stderr.isatty()):
+        if part in groups:
+            yield from groups[part]()
+        elif ":" in part:
+            yield from compare_with_estimates([part])
         else:
-            yield {"kind": "speed", "case": name, "matmul_rate": rate, **measure_case(CASES[name], repeat, rate)}
+            speed = measure_case(CASES[part], repeat, rate)
+            yield {"kind": "speed", "case": part, "matmul_rate": rate, **speed}
 
 
-def _show(rows: list[dict[str, Any]]) -> None:
-    speed = [row for row in rows if row["kind"] == "speed"]
-    if speed:
-        columns = ("usual", "ours", "faster", "at least", "aim", "x arithmetic", "two threads")
-        table = start_table("case", *columns, right=columns)
-        for row in speed:
-            cpu = row["cpu_seconds"]
-            above = f"{row['above_floor']:.1f}" + (
-                f" (at most {row['most_above_floor']:g})" if row["most_above_floor"] else ""
-            )
-            cells = [f"{1e3 * cpu['usual']:.1f} ms", f"{1e3 * cpu['ours']:.1f} ms", f"{row['ratio']:.1f}x"]
-            cells += [f"{row['least']:.2g}x", f"{row['aim']:g}x", above, f"{row['wall_ratio']:.1f}x"]
-            table.add_row(row["title"], *cells)
-        rate = speed[0]["matmul_rate"] / 1e9
-        print(
-            f"CPU time on one thread, where a matrix product does {rate:.0f} thousand million multiply-adds a second:"
-        )
+def _of_kind(rows: list[Row], kind: str) -> list[Row]:
+    return [row for row in rows if row["kind"] == kind]
+
+
+def _print_rows(rows: list[Row], left: tuple[str, ...], right: tuple[str, ...], cells: Callable[[Row], Any]) -> None:
+    """Print a table of rows, if there are any, with left-aligned and right-aligned columns."""
+    if rows:
+        table = start_table(*left, *right, right=right)
+        for row in rows:
+            table.add_row(*cells(row))
         print_table(table)
-    for row in (row for row in rows if row["kind"] == "memory"):
-        ours = row["ours"]
-        words = (
-            f"{row['model']}, a training step of {row['batch']}: {ours['above_bytes'] / 2**20:,.0f} MiB above the model"
-        )
-        if "usual" in row:
-            share = row["usual"]["above_bytes"] / ours["above_bytes"]
-            words += f", 1/{share:.1f} of the usual way's {row['usual']['above_bytes'] / 2**20:,.0f} MiB"
-        print(f"{words}; {ours['process_bytes'] / 2**30:.2f} GiB in all")
-    growth = [row for row in rows if row["kind"] == "growth"]
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1e3 * seconds:.1f} ms"
+
+
+def _mebibytes(n_bytes: float) -> str:
+    return f"{n_bytes / 2**20:,.0f} MiB"
+
+
+def _print_speed(rows: list[Row]) -> None:
+    def cells(row: Row) -> list[str]:
+        cpu, most = row["cpu_seconds"], row["max_matmul_ratio"]
+        ratio = f"{row['matmul_ratio']:.1f}" + (f" (at most {most:g})" if most else "")
+        times = [_milliseconds(cpu["naive"]), _milliseconds(cpu["torchcaps"]), f"{row['speedup']:.1f}x"]
+        bounds = [f"{row['min_speedup']:.2g}x", f"{row['target_speedup']:g}x"]
+        return [row["title"], *times, *bounds, ratio, f"{row['wall_speedup']:.1f}x"]
+
+    speed = _of_kind(rows, "speed")
+    if speed:
+        rate = speed[0]["matmul_rate"] / 1e9
+        print(f"CPU time on one thread; a large matrix product does {rate:.0f}e9 multiply-adds per second:")
+    columns = ("naive", "torchcaps", "speedup", "required", "target", "x matmul time", "speedup, 2 threads")
+    _print_rows(speed, ("case",), columns, cells)
+
+
+def _print_memory(rows: list[Row]) -> None:
+    for row in _of_kind(rows, "memory"):
+        ours = row["torchcaps"]
+        text = f"{row['model']}, training step with batch size {row['batch_size']}: {_mebibytes(ours['step_bytes'])}"
+        text += " above the model"
+        if "naive" in row:
+            ratio = row["naive"]["step_bytes"] / ours["step_bytes"]
+            text += f", 1/{ratio:.1f} of the naive baseline's {_mebibytes(row['naive']['step_bytes'])}"
+        print(f"{text}; {ours['process_bytes'] / 2**30:.2f} GiB for the whole process")
+
+
+def _print_growth(rows: list[Row]) -> None:
+    growth = _of_kind(rows, "growth")
     for layer in dict.fromkeys(row["layer"] for row in growth):
-        for axis in ("batch", "iterations"):
+        for axis in ("batch_size", "iterations"):
             points = [row for row in growth if row["layer"] == layer and row["axis"] == axis]
-            words = ", ".join(f"{row['value']}: {1e3 * row['seconds']:.1f}" for row in points)
-            print(f"{layer}, ms by {axis}: {words}")
+            times = ", ".join(f"{row['value']}: {1e3 * row['seconds']:.1f}" for row in points)
+            print(f"{layer}, ms by {axis}: {times}")
+
+
+def _print_estimates(rows: list[Row]) -> None:
+    def cells(row: Row) -> list[str]:
+        sizes = (row["vote_bytes"], row["estimated_bytes"], row["measured_bytes"])
+        return [row["case"].replace(":", ", "), *map(_mebibytes, sizes), f"{row['ratio']:.2f}"]
+
+    columns = ("all votes", "estimated", "measured", "estimated / measured")
+    _print_rows(_of_kind(rows, "estimate"), ("model, batch size, votes",), columns, cells)
+
+
+def _print_data(rows: list[Row]) -> None:
+    def cells(row: Row) -> list[str]:
+        times = [_milliseconds(row["batch_seconds"]), f"{row['step_seconds']:.2f} s"]
+        return [row["case"], row["model"], *times, f"{100 * row['fraction']:.2f} %"]
+
+    columns = ("loading a batch", "training step", "fraction")
+    _print_rows(_of_kind(rows, "data"), ("data, pipeline", "model"), columns, cells)
+    for row in _of_kind(rows, "data-total"):
+        print(f"MNIST from gzipped files: {row['mnist_read_seconds']:.2f} s, {row['mnist_bytes'] / 1e6:.0f} MB")
+        print(f"MultiMNIST: {row['multimnist_images_per_second']:,.0f} images per second")
+
+
+def _print_training(rows: list[Row]) -> None:
+    def loop_cells(row: Row) -> list[str]:
+        overhead = [_milliseconds(row["overhead_seconds"]), f"{100 * row['overhead_fraction']:.2f} %"]
+        return [row["model"], str(row["batch_size"]), f"{row['step_seconds']:.3f} s", *overhead]
+
+    def process_cells(row: Row) -> list[str]:
+        counts = [str(row["processes"]), str(row["threads"]), f"{row['step_seconds']:.3f} s"]
+        return [row["model"], *counts, f"{row['images_per_second']:,.0f}", f"{100 * row['efficiency']:.0f} %"]
+
+    columns = ("batch size", "arithmetic per step", "overhead per step", "fraction")
+    _print_rows(_of_kind(rows, "loop"), ("model",), columns, loop_cells)
+    columns = ("processes", "threads each", "step", "images/s", "efficiency")
+    _print_rows(_of_kind(rows, "processes"), ("model",), columns, process_cells)
+    for row in _of_kind(rows, "startup"):
+        print(f"{row['command']}: {row['seconds']:.2f} s")

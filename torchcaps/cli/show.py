@@ -15,9 +15,10 @@ from torchcaps.cli.parser import Parser, add_fields, annotation_of
 from torchcaps.models import Network, Recipe, create_model, list_models
 from torchcaps.models.registry import find_model
 from torchcaps.models.spec import CapsuleSpec
-from torchcaps.nn.layers import KERNEL_BYTES, KERNEL_LANES, STORED_BYTES, CapsuleLayer
-from torchcaps.profiling.memory import TrainingMemory, estimate_memory, streaming_layers
-from torchcaps.profiling.summary import Summary, shortened, summarize
+from torchcaps.nn.layers import CapsuleLayer
+from torchcaps.profiling.memory import TrainingMemory, estimate_memory
+from torchcaps.profiling.summary import Summary, layer_paths, short_repr, summarize
+from torchcaps.votes.dispatch import describe_auto, kernel_is_fast
 
 __all__ = ["list_command", "show_command"]
 
@@ -69,7 +70,7 @@ def _model_row(name: str) -> dict[str, Any]:
         "data": model.recipe.data,
         "parameters": model.n_parameters,
         "published": entry.published,
-        "routing": "" if routing is None else shortened(routing),
+        "routing": "" if routing is None else short_repr(routing),
     }
 
 
@@ -145,20 +146,13 @@ def _print_memory(model: Network, summary: Summary, memory: dict[str, TrainingMe
     print_table(table)
     votes = next(iter(memory.values())).votes / 2**20
     if votes:
-        names = streaming_layers(model, summary, batch_size)
-        streamed = f"the votes of {', '.join(names)} are streamed" if names else "they are stored"
-        print(f"Stored votes of a batch take {votes:,.1f} MiB. As configured, {streamed}.")
+        paths = layer_paths(model, summary, batch_size)
+        print(f"Stored votes of a batch take {votes:,.1f} MiB. As configured:")
+        for name, path in paths.items():
+            print(f"  {name}: {path.value}")
         layers = [layer for layer in model.modules() if isinstance(layer, CapsuleLayer) and layer.streamed == "auto"]
-        if any(layer.has_kernel() for layer in layers):
-            print(
-                f"'auto' streams votes from {KERNEL_BYTES / 2**20:g} MiB ({STORED_BYTES / 2**20:g} MiB for fewer than "
-                f"{KERNEL_LANES} images x positions), where the compiled kernel is faster."
-            )
-        elif layers:
-            print(
-                f"'auto' streams votes from {STORED_BYTES / 2**20:g} MiB. No compiled kernel is available for these "
-                "layers; with one, streaming is faster from smaller sizes on."
-            )
+        if layers:
+            print(describe_auto(any(kernel_is_fast(layer.weight) for layer in layers)))
     print(f"Default recipe: {_recipe_text(model.recipe)}.")
 
 

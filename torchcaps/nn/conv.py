@@ -4,9 +4,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["Convolution"]
+from torchcaps.votes.dispatch import MIN_WINDOW_PRODUCT_WEIGHTS, uses_window_product
 
-FEW_IMAGES, MANY_WEIGHTS = 4, 2**20  # where the product below is faster than a convolution, measured
+__all__ = ["Convolution"]
 
 
 class Convolution(nn.Conv2d):
@@ -23,20 +23,19 @@ class Convolution(nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the convolution of ``input``."""
-        if self.plain or not self._few_images(input):
+        if self.plain or not self._uses_window_product(input):
             return super().forward(input)
         (k0, k1), (s0, s1) = self.kernel_size, self.stride
         windows = input.unfold(2, k0, s0).unfold(3, k1, s1)  # [B, C, H', W', k0, k1]
         rows = windows.permute(0, 2, 3, 1, 4, 5).flatten(3)  # [B, H', W', C * k0 * k1]
         return F.linear(rows, self.weight.flatten(1), self.bias).permute(0, 3, 1, 2)
 
-    def _few_images(self, images: Tensor) -> bool:
+    def _uses_window_product(self, images: Tensor) -> bool:
         return (
-            not torch.compiler.is_compiling()  # first: a graph is for any number of images
+            uses_window_product(images.shape[0])  # first: a traced graph is for any batch size
             and images.dim() == 4
             and (self.padding, self.dilation, self.groups) == ((0, 0), (1, 1), 1)
-            and images.shape[0] <= FEW_IMAGES
-            and self.weight.numel() >= MANY_WEIGHTS
+            and self.weight.numel() >= MIN_WINDOW_PRODUCT_WEIGHTS
             and images.device.type == "cpu"
             and not torch.is_grad_enabled()
             and not torch.is_autocast_enabled("cpu")

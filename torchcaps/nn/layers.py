@@ -13,18 +13,13 @@ from torchcaps._core.validation import check_finite, check_non_negative
 from torchcaps.capsules import Capsules, as_capsules, disable_autocast
 from torchcaps.nn.sizes import Pair, as_count, as_padding, as_pair, as_rows, resolve_padding
 from torchcaps.routing.base import Geometry, Routing, Trace, as_routing, run_routing
-from torchcaps.votes import DenseVotes, StreamedVotes, Votes, Wiring, cpu
-from torchcaps.votes.dispatch import assumed_batch
+from torchcaps.votes import DenseVotes, StreamedVotes, Votes, Wiring
+from torchcaps.votes.dispatch import Path, assumed_batch_size, choose_path
 
 __all__ = ["CapsuleLayer", "ConvCapsules", "DenseCapsules"]
 
-# What streamed="auto" goes by, measured: votes up to this size are stored, since torch reduces them as fast as that.
-# The compiled kernel is faster far earlier, but for fewer lanes (images times places) than a register has.
-STORED_BYTES = 32 * 2**20
-# The work is that for one row of one vote, X * Y: products with larger matrices are torch's trade.
-KERNEL_BYTES, KERNEL_LANES, KERNEL_WORK = 2**19, 16, 256
-
 Init = float | Callable[[Tensor], object] | None
+VotesFactory = Callable[["CapsuleLayer", Capsules, bool], Votes]  # layer, checked children, couplings
 
 
 class Coefficients(nn.Module):
@@ -54,7 +49,13 @@ class CapsuleLayer(nn.Module, ABC):
 
     Under autocast a layer computes in the dtype of its weights: routing is a fixed-point iteration, and half precision
     would distort its sums and exponentials.
+
+    Attributes:
+        votes_factory: replaces `default_votes` in this layer, if not ``None``: a function of the layer, its checked
+            children and whether couplings are needed. Profiling counts with it, benchmarks use their own votes.
     """
+
+    votes_factory: VotesFactory | None = None
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class CapsuleLayer(nn.Module, ABC):
         routing.check(geometry)
         self.routing = routing
         self.geometry = geometry
-        self.streamed = streamed
+        self.streamed: bool | Literal["auto"] = streamed
         self._init = init
         self.weight = nn.Parameter(torch.empty(weight_size))
         bias = torch.empty(geometry.size(("I", "J", "D"))) if routing.vote_bias else None
@@ -138,10 +139,16 @@ class CapsuleLayer(nn.Module, ABC):
             children: the children.
             couplings: whether the couplings are needed, as in a trace; otherwise routing may not compute them.
         """
-        arguments = self.vote_inputs(children)
-        if self._streams(arguments[0], arguments[-1]):
-            return StreamedVotes(*arguments, couplings=couplings)
-        return DenseVotes.make(*arguments)
+        if self.votes_factory is not None:
+            return self.votes_factory(self, children, couplings)
+        return self.default_votes(children, couplings)
+
+    def default_votes(self, children: Capsules, couplings: bool = False) -> Votes:
+        """Return stored or streamed votes, as `torchcaps.votes.dispatch` chooses."""
+        inputs = self.vote_inputs(children)
+        if self.path(inputs[0], inputs[-1]).is_streamed:
+            return StreamedVotes(*inputs, couplings=couplings)
+        return DenseVotes.make(*inputs)
 
     def vote_inputs(self, children: Capsules) -> tuple[Tensor, Tensor, Tensor | None, int, Wiring]:
         """Return the arguments of the votes: children after dropout, weight of each slot, bias, rows, wiring."""
@@ -153,31 +160,13 @@ class CapsuleLayer(nn.Module, ABC):
         bias = self.bias if offset is None else offset if self.bias is None else self.bias + offset
         return pose, self._slot_weight(wiring), bias, self.geometry.rows, wiring
 
-    def streams(self, vote_bytes: int, lanes: int) -> bool:
-        """Return whether this layer would stream votes of that size in all, of so many images times places."""
-        if self.streamed != "auto":
-            return bool(self.streamed)
-        if not KERNEL_BYTES < vote_bytes <= STORED_BYTES:
-            return vote_bytes > STORED_BYTES
-        return lanes >= KERNEL_LANES and self.has_kernel()  # asked last: the answer may take a compiler
-
-    def has_kernel(self) -> bool:
-        """Return whether the compiled kernel can reduce this layer's votes."""
-        weight = self.weight
-        return (
-            not torch.compiler.is_compiling()  # a graph is for any machine
-            and weight.dim() == 4
-            and weight.shape[1] * weight.shape[3] <= KERNEL_WORK
-            and weight.device.type in ("cpu", "meta")  # of which estimates are made for the CPU
-            and cpu.available(weight.dtype)
-        )
-
-    def _streams(self, pose: Tensor, wiring: Wiring) -> bool:
-        lanes = assumed_batch(pose.shape[0])
+    def path(self, pose: Tensor, wiring: Wiring) -> Path:
+        """Return the computation path for these children; see `torchcaps.votes.dispatch.choose_path`."""
+        lanes = assumed_batch_size(pose.shape[0])
         for size in wiring.sites:
             lanes *= size
         n_votes = lanes * wiring.n_slots * self.geometry.parents * self.geometry.dim
-        return self.streams(n_votes * pose.element_size(), lanes)
+        return choose_path(self.streamed, self.weight, n_votes * pose.element_size(), lanes)
 
     @overload
     def forward(self, capsules: Capsules | Tensor, trace: Literal[False] = False) -> Capsules: ...

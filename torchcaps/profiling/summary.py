@@ -1,37 +1,40 @@
-"""The table of a model's layers: shapes, parameters, multiply-adds."""
+"""Layer table of a model: shapes, parameters, multiply-adds and votes per image."""
 
+import copy
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from torchcaps.capsules import Capsules, as_capsules
+from torchcaps.capsules import Capsules
 from torchcaps.nn import CapsuleActivation, PrimaryCapsules
 from torchcaps.nn.layers import CapsuleLayer, ConvCapsules
-from torchcaps.profiling.twin import sharing_twin
 from torchcaps.votes import Votes
+from torchcaps.votes.dispatch import Path, choose_path
 
 if TYPE_CHECKING:
     from torchcaps.models.network import Network
 
-__all__ = ["Row", "Summary", "shortened", "summarize"]
+__all__ = ["LayerRow", "Summary", "layer_paths", "short_repr", "summarize"]
+
+Module = TypeVar("Module", bound=nn.Module)
 
 
 @dataclass(frozen=True)
-class Row:
-    """One layer: what comes out of it for one image, and what it costs.
+class LayerRow:
+    """One layer of the table; counts are per image.
 
     Args:
-        name: in the model.
-        kind: what it does, in words.
-        output: its shape, without the batch.
-        parameters: frozen ones included.
-        multiply_adds: of one image's forward pass.
-        votes: numbers in the vote tensor of one image; 0 for other layers.
+        name: name of the layer in the model.
+        kind: description of the layer.
+        output: output shape, without the batch.
+        parameters: number of parameters, including frozen ones.
+        multiply_adds: multiply-adds of a forward pass.
+        votes: number of elements of the vote tensor; 0 for other layers.
     """
 
     name: str
@@ -44,33 +47,34 @@ class Row:
 
 @dataclass(frozen=True)
 class Summary:
-    """The layers of a model in order. As a string it is a table."""
+    """Layers of a model in order. ``str(summary)`` is a table."""
 
     title: str
-    rows: tuple[Row, ...]
+    rows: tuple[LayerRow, ...]
 
     @property
     def parameters(self) -> int:
-        """Parameters of the whole model."""
+        """Number of parameters of the model."""
         return sum(row.parameters for row in self.rows)
 
     @property
     def multiply_adds(self) -> int:
-        """Multiply-adds of one image's forward pass."""
+        """Multiply-adds of a forward pass of one image."""
         return sum(row.multiply_adds for row in self.rows)
 
     @property
     def votes(self) -> int:
-        """Numbers in all vote tensors of one image, were they stored."""
+        """Number of elements of all vote tensors of one image if they were stored."""
         return sum(row.votes for row in self.rows)
 
     def cells(self) -> list[tuple[str, ...]]:
-        """Return the table as text, a head and a last row with the totals included."""
+        """Return the table as text, with a header row and a row of totals."""
         table: list[tuple[str, ...]] = [("layer", "kind", "out", "parameters", "multiply-adds", "votes")]
         for row in self.rows:
             shape = " x ".join(map(str, row.output))
-            table.append((row.name, row.kind, shape, *map(_count, (row.parameters, row.multiply_adds, row.votes))))
-        table.append(("total", "", "", *map(_count, (self.parameters, self.multiply_adds, self.votes))))
+            counts = map(_format_count, (row.parameters, row.multiply_adds, row.votes))
+            table.append((row.name, row.kind, shape, *counts))
+        table.append(("total", "", "", *map(_format_count, (self.parameters, self.multiply_adds, self.votes))))
         return table
 
     def __str__(self) -> str:
@@ -84,38 +88,38 @@ class Summary:
         return "\n".join([self.title, *lines])
 
 
-def _count(number: int) -> str:
+def _format_count(number: int) -> str:
     return f"{number:,}" if number else "-"
 
 
 class _CountedVotes(Votes):
-    """Votes that count the multiply-adds of what is asked of them."""
+    """Votes that count the multiply-adds of their reductions."""
 
     def __init__(self, votes: Votes, add: Callable[[int], None]) -> None:
         super().__init__(votes.wiring, votes.shape)
         self._votes, self._add = votes, add
 
-    def _passes(self, count: int) -> None:
-        self._add(count * math.prod(self.shape[1:]))
+    def _count(self, per_element: int) -> None:
+        self._add(per_element * math.prod(self.shape[1:]))
 
     def sum(self, coupling: Tensor) -> Tensor:
-        self._passes(1)
+        self._count(1)
         return self._votes.sum(coupling)
 
     def dot(self, query: Tensor) -> Tensor:
-        self._passes(1)
+        self._count(1)
         return self._votes.dot(query)
 
     def sqsum(self, coupling: Tensor, mean: Tensor) -> Tensor:
-        self._passes(2)
+        self._count(2)
         return self._votes.sqsum(coupling, mean)
 
     def sqdist(self, mean: Tensor, scale: Tensor) -> Tensor:
-        self._passes(2)
+        self._count(2)
         return self._votes.sqdist(mean, scale)
 
     def mix(self, kernel: Tensor) -> Tensor:
-        self._passes(self.shape[-3])
+        self._count(self.shape[-3])
         return self._votes.mix(kernel)
 
     def dense(self) -> Tensor:
@@ -126,46 +130,70 @@ class _CountedVotes(Votes):
 
 
 @dataclass
-class _Record:
-    """What is seen of a layer while the twin runs."""
+class _Counts:
+    """Counts of one layer during the forward pass."""
 
     output: tuple[int, ...] = ()
     multiply_adds: int = 0
     votes: int = 0
-    entered: Tensor | None = None  # the children that came in last
-    counted: Tensor | None = None  # those whose votes were counted last
+    children: Tensor | None = None  # those whose votes were counted last
 
 
 def summarize(model: "Network") -> Summary:
-    """Run a model's twin on one black image and write down what each layer does.
+    """Return the layer table of a model, from a forward pass of one black image through a copy that shares its weights.
 
-    The votes of a layer count once for each set of children, and a multiply-add for each number of each reduction that
-    the routing asks of them; a streamed layer makes them again for every reduction, which is not counted.
+    The votes of a layer are counted once per set of children, plus one multiply-add per element for each reduction of
+    the routing. Streamed layers recompute their votes for every reduction, which is not counted.
+
+    >>> import torchcaps
+    >>> summarize(torchcaps.create_model("capsnet_small")).parameters > 0
+    True
     """
-    twin = sharing_twin(model).eval()
-    records: dict[str, _Record] = {}
-    parts = dict(_parts(twin))
+    twin = _copy_sharing_weights(model).eval()
+    parts = dict(_named_parts(twin))
+    counts = {name: _Counts() for name in parts}
     with torch.no_grad():
         for name, part in parts.items():
-            records[name] = record = _Record()
             if isinstance(part, CapsuleLayer):
-                _count_votes(part, record)
+                _count_votes(part, counts[name])
             else:
-                _count_products(part, record)
+                _count_products(part, counts[name])
         twin(torch.zeros(1, *model.spec.image, device=next(twin.parameters()).device))
     rows = []
     before = model.spec.image
     for name, part in parts.items():
-        record, parameters = records[name], sum(parameter.numel() for parameter in part.parameters())
-        if parameters or record.multiply_adds or (record.output != before and not isinstance(part, nn.Flatten)):
-            rows.append(Row(name, _kind(part), record.output, parameters, record.multiply_adds, record.votes))
-        before = record.output
-    spec = shortened(model.spec, always=("image", "classes", "routing"))
+        count, parameters = counts[name], sum(parameter.numel() for parameter in part.parameters())
+        if parameters or count.multiply_adds or (count.output != before and not isinstance(part, nn.Flatten)):
+            rows.append(LayerRow(name, _describe(part), count.output, parameters, count.multiply_adds, count.votes))
+        before = count.output
+    spec = short_repr(model.spec, always=("image", "classes", "routing"))
     return Summary(f"{model.name}: {spec}", tuple(rows))
 
 
-def _parts(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Name the parts that get a row: those of the front, the capsule layers, the head, the decoder."""
+def layer_paths(model: nn.Module, summary: Summary, batch_size: int) -> dict[str, Path]:
+    """Return the computation path of each capsule layer at this batch size, by the layer's name in the table."""
+    rows = {row.name: row for row in summary.rows}
+    element_size = next(model.parameters()).element_size()
+    paths = {}
+    for full_name, layer in model.named_modules():
+        if isinstance(layer, CapsuleLayer):
+            row = rows[full_name.split(".")[-1]]
+            lanes = batch_size * math.prod(row.output[:-2])
+            paths[row.name] = choose_path(layer.streamed, layer.weight, batch_size * row.votes * element_size, lanes)
+    return paths
+
+
+def _copy_sharing_weights(model: Module) -> Module:
+    """Return a copy of a model with the same parameter tensors and without the user's hooks."""
+    twin = copy.deepcopy(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
+    for module in twin.modules():
+        module._forward_hooks.clear()
+        module._forward_pre_hooks.clear()
+    return twin
+
+
+def _named_parts(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the parts that get a row: those of the front, the capsule layers, the head, the decoder."""
     for name, module in model.named_children():
         if name == "front":
             yield from module.named_children()
@@ -175,50 +203,50 @@ def _parts(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield name, module
 
 
-def _count_votes(layer: CapsuleLayer, record: _Record) -> None:
-    """Have a layer of the twin count its votes, and what routing asks of them."""
-    enter, make = layer.check_children, layer.make_votes
-
-    def note(capsules: Capsules | Tensor) -> Capsules:
-        record.entered = as_capsules(capsules).pose  # before it is flattened, which makes another tensor of it
-        return enter(capsules)
+def _count_votes(layer: CapsuleLayer, counts: _Counts) -> None:
+    """Make a layer of the copy count its votes and their reductions."""
 
     def add(count: int) -> None:
-        record.multiply_adds += count
+        counts.multiply_adds += count
 
-    def make_counted(children: Capsules, couplings: bool = False) -> Votes:
-        votes = make(children, couplings)
+    def counted_votes(layer: CapsuleLayer, children: Capsules, couplings: bool) -> Votes:
+        votes = layer.default_votes(children, couplings)
         *sites, _, parents, dim = votes.shape[1:]
-        record.output = (*sites, parents, dim)
-        record.votes = math.prod(votes.shape[1:])
-        if record.counted is not record.entered:
-            record.counted = record.entered
-            add(record.votes * layer.geometry.columns)
+        counts.output = (*sites, parents, dim)
+        counts.votes = math.prod(votes.shape[1:])
+        # By storage: flattening the children on entry makes a new tensor of the same memory.
+        if counts.children is None or not _shares_storage(counts.children, children.pose):
+            counts.children = children.pose
+            add(counts.votes * layer.geometry.columns)
         return _CountedVotes(votes, add)
 
-    layer.check_children, layer.make_votes = note, make_counted  # the twin is ours alone
+    layer.votes_factory = counted_votes
 
 
-def _count_products(part: nn.Module, record: _Record) -> None:
-    """Have a part of the twin count the multiply-adds of what it is made of, and note its output."""
+def _shares_storage(first: Tensor, second: Tensor) -> bool:
+    return first.untyped_storage()._cdata == second.untyped_storage()._cdata
 
-    def note(module: nn.Module, inputs: Any, output: Any) -> None:
-        record.output = tuple((output.pose if isinstance(output, Capsules) else output).shape[1:])
+
+def _count_products(part: nn.Module, counts: _Counts) -> None:
+    """Register hooks that count the multiply-adds of a part of the copy, and record its output shape."""
+
+    def record_output(module: nn.Module, inputs: Any, output: Any) -> None:
+        counts.output = tuple((output.pose if isinstance(output, Capsules) else output).shape[1:])
 
     def count(module: nn.Module, inputs: Any, output: Tensor) -> None:
-        record.multiply_adds += output[0].numel() * _products(module)
+        counts.multiply_adds += output[0].numel() * _products_per_output(module)
 
-    part.register_forward_hook(note)
+    part.register_forward_hook(record_output)
     for module in part.modules():
-        if _products(module):
+        if _products_per_output(module):
             module.register_forward_hook(count)
 
 
-def _products(module: nn.Module) -> int:
-    """Return the multiply-adds for each number that comes out of a module; 0 where they are not worth counting.
+def _products_per_output(module: nn.Module) -> int:
+    """Return the multiply-adds per output element of a module; 0 for modules that are not counted.
 
-    torch's own counter (``torch.utils.flop_counter``) would do, and the tests hold this against it, but it loads the
-    compiler: printing a model would take seconds.
+    Tests compare this with ``torch.utils.flop_counter``, which is not used here because it loads the compiler: printing
+    a model would take seconds.
     """
     if isinstance(module, nn.Conv2d):
         return module.weight[0].numel()
@@ -227,40 +255,36 @@ def _products(module: nn.Module) -> int:
     return module.matrix.shape[-1] if isinstance(module, CapsuleActivation) else 0
 
 
-def _kind(part: nn.Module) -> str:
-    """Say in words what a part does."""
+def _describe(part: nn.Module) -> str:
+    """Return the column "kind" of a part."""
     if isinstance(part, nn.Conv2d):
-        return f"conv {_window(part.kernel_size, part.stride)}"
+        return f"conv {_format_window(part.kernel_size, part.stride)}"
     if isinstance(part, PrimaryCapsules):
-        return f"primary {_window(part.kernel_size, part.stride)}, {part.types} types of {part.dim}"
+        return f"primary {_format_window(part.kernel_size, part.stride)}, {part.types} types of {part.dim}"
+    if isinstance(part, ConvCapsules):
+        return f"conv capsules {_format_window(part.kernel_size, part.stride)}, {short_repr(part.routing)}"
     if isinstance(part, CapsuleLayer):
-        return f"{_layer_kind(part)}, {shortened(part.routing)}"
+        return f"dense capsules, {short_repr(part.routing)}"
     if isinstance(part, nn.Linear):
         return "linear"
     return type(part).__name__
 
 
-def _layer_kind(layer: CapsuleLayer) -> str:
-    if isinstance(layer, ConvCapsules):
-        return f"conv capsules {_window(layer.kernel_size, layer.stride)}"
-    return "dense capsules"
-
-
-def _window(kernel: Any, stride: Any) -> str:
+def _format_window(kernel: Any, stride: Any) -> str:
     window = f"{kernel[0]}x{kernel[1]}"
     return window if tuple(stride) == (1, 1) else f"{window} stride {stride[0]}"
 
 
-def shortened(choice: Any, always: tuple[str, ...] = ("iterations",)) -> str:
-    """Return a dataclass as text with only those fields that differ from its defaults, and those always shown.
+def short_repr(config: Any, always: tuple[str, ...] = ("iterations",)) -> str:
+    """Return the repr of a dataclass with only the fields that differ from their defaults, and those in ``always``.
 
     >>> from torchcaps.routing import Dynamic
-    >>> shortened(Dynamic(3, leak=True))
+    >>> short_repr(Dynamic(3, leak=True))
     'Dynamic(iterations=3, leak=True)'
     """
     shown = []
-    for field in dataclasses.fields(choice):
-        value = getattr(choice, field.name)
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
         if field.name in always or value != field.default:
-            shown.append(f"{field.name}={shortened(value) if dataclasses.is_dataclass(value) else repr(value)}")
-    return f"{type(choice).__name__}({', '.join(shown)})"
+            shown.append(f"{field.name}={short_repr(value) if dataclasses.is_dataclass(value) else repr(value)}")
+    return f"{type(config).__name__}({', '.join(shown)})"

@@ -5,20 +5,17 @@ import enum
 import functools
 import json
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from torchcaps.bench.timing import training_step
 from torchcaps.data.inspect import check_availability
-from torchcaps.models import Network
 from torchcaps.profiling.memory import estimate_memory
 from torchcaps.reproduce.scales import Scale, run_spec, scaled_dataset
 from torchcaps.reproduce.schema import Item, Measurement, ParameterCount, Run, Source
 from torchcaps.reproduce.store import RecordKey, RecordStore
-from torchcaps.routing import Quadratic
 from torchcaps.training import RunSpec
 from torchcaps.training.logging import read_metrics
 from torchcaps.training.setup import RunData, adapt_to_data, build_network, open_data
@@ -32,7 +29,6 @@ __all__ = [
     "make_plan",
     "missing_datasets",
     "record_keys",
-    "training_step",
 ]
 
 TIMED_STEPS = 2  # after one warm-up step
@@ -297,36 +293,3 @@ def _step_cost(spec: RunSpec, images: RunData) -> tuple[float, int]:
             durations.append(time.perf_counter() - start)
         _STEP_COSTS[key] = min(durations[1:]), estimate_memory(model, spec.recipe.batch_size).total
     return _STEP_COSTS[key]
-
-
-def training_step(model: Network, batch_size: int) -> Callable[[], None]:
-    """Return a function that takes one training step on random images.
-
-    Loss, optimiser and the ascent steps of quadratic routing are those of the model's recipe.
-    """
-    recipe = model.recipe
-    loss, optimizer = model.loss(), recipe.optimizer.make(model.parameters())
-    images, labels, targets = _random_batch(model, batch_size)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        loss(model(images, labels), labels, targets).backward()
-        optimizer.step()
-        for _ in range(recipe.ascents):
-            Quadratic.ascend(model, images, labels)
-
-    return step
-
-
-def _random_batch(model: Network, n: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return ``n`` random images with labels and reconstruction targets, in the shapes that a model takes."""
-    generator = torch.Generator().manual_seed(0)
-    images = torch.rand(n, *model.spec.image, generator=generator)
-    if model.n_objects == 1:
-        return images, torch.randint(model.spec.classes, (n,), generator=generator), images
-    n_objects = model.n_objects or 2
-    classes = torch.stack([torch.randperm(model.spec.classes, generator=generator)[:n_objects] for _ in range(n)])
-    labels = classes
-    if model.n_objects is None:
-        labels = torch.zeros(n, model.spec.classes).scatter_(1, classes, 1.0)
-    return images, labels, images.unsqueeze(1).expand(-1, n_objects, -1, -1, -1)

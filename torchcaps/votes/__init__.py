@@ -1,4 +1,4 @@
-"""Votes as an operator: what a routing may ask of them, stored or streamed."""
+"""Votes as an operator: the reductions that routing algorithms need, with stored or streamed votes."""
 
 from torchcaps.votes.base import Votes
 from torchcaps.votes.dense import DenseVotes

@@ -1,4 +1,4 @@
-"""The votes of a capsule layer as an operator: the few reductions that routing needs of them."""
+"""Base class of votes: the reductions of the vote tensor that routing algorithms are written with."""
 
 from abc import ABC, abstractmethod
 from typing import NamedTuple, Self
@@ -6,14 +6,13 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from torchcaps.votes import competition
 from torchcaps.votes.wiring import Wiring
 
 __all__ = ["Attended", "Votes"]
 
 
 class Attended(NamedTuple):
-    """What parents see of the votes when they attend to them; couplings and logits only where they exist anyway.
+    """Result of `Votes.attend`. Coupling and logits are ``None`` if the computation did not need to store them.
 
     Shapes:
         total ``[B, *L, J, D]``, coupling and logits ``[B, *L, I, J]``
@@ -25,13 +24,13 @@ class Attended(NamedTuple):
 
 
 class Votes(ABC):
-    """Votes ``v[b, *L, i, j, d]``: what the child in slot ``i`` says of the pose of parent ``j``.
+    """Votes ``v[b, *L, i, j, d]``: the prediction of the child in slot ``i`` for the pose of parent ``j``.
 
-    Routing algorithms are written against these methods and never see how votes are kept.
-    `torchcaps.votes.dense.DenseVotes` defines each of them.
+    Routing algorithms use these methods only and are independent of how votes are stored.
+    `torchcaps.votes.dense.DenseVotes` is the reference implementation of each method.
 
     Args:
-        wiring: which child each slot reads, and which parents compete for a child.
+        wiring: the child that each slot reads, and the parents that compete for a child.
         shape: ``(B, *L, I, J, D)``.
     """
 
@@ -41,7 +40,7 @@ class Votes(ABC):
 
     @abstractmethod
     def sum(self, coupling: Tensor) -> Tensor:
-        """Return the coupled sum ``s_j = Σ_i c_ij v_ij``.
+        """Return the sum weighted by the couplings, ``s_j = Σ_i c_ij v_ij``.
 
         Shapes:
             ``[B, *L, I, J] -> [B, *L, J, D]``; the coupling may be broadcast.
@@ -57,7 +56,7 @@ class Votes(ABC):
 
     @abstractmethod
     def sqsum(self, coupling: Tensor, mean: Tensor) -> Tensor:
-        """Return the coupled sum of squares ``Σ_i c_ij (v_ij - mu_j)²``, for each of the ``D`` numbers.
+        """Return the weighted sum of squared deviations ``Σ_i c_ij (v_ij - mu_j)²``, per pose component.
 
         Shapes:
             ``[B, *L, I, J], [B, *L, J, D] -> [B, *L, J, D]``
@@ -73,7 +72,7 @@ class Votes(ABC):
 
     @abstractmethod
     def mix(self, kernel: Tensor) -> Tensor:
-        """Return one number for each slot and parent out of all votes for that parent: ``Σ_md A_jimd v_mjd``.
+        """Return one value per slot and parent, a linear combination of all votes for it: ``Σ_md A_jimd v_mjd``.
 
         Shapes:
             ``[J, I, I, D] -> [B, *L, I, J]``
@@ -85,7 +84,7 @@ class Votes(ABC):
         Args:
             query: ``[B, *L, J, D]``.
             leak: see `softmax`.
-            through: whether a gradient flows through the couplings; otherwise they are constants.
+            through: whether gradients flow through the couplings; otherwise they are constants.
         """
         if through:
             logits = self.dot(query)
@@ -97,24 +96,24 @@ class Votes(ABC):
 
     @abstractmethod
     def dense(self) -> Tensor:
-        """Return the votes themselves, ``[B, *L, I, J, D]``: for looking at, not for routing."""
+        """Return the vote tensor ``[B, *L, I, J, D]``, for inspection; routing does not need it."""
 
     @abstractmethod
     def detach(self) -> Self:
-        """Return the same votes, through which no gradient flows."""
+        """Return the same votes without gradients."""
 
     def softmax(self, logits: Tensor, leak: bool = False) -> Tensor:
-        """Normalise over the parents that compete for a child; with ``leak`` a place is kept for none of them.
+        """Normalise logits over the parents that compete for a child; see `Wiring.softmax`.
 
         Shapes:
             ``[B, *L, I, J] -> [B, *L, I, J]``
         """
-        return competition.softmax(logits, self.wiring, leak)
+        return self.wiring.softmax(logits, leak)
 
     def uniform(self, like: Tensor, leak: bool = False) -> Tensor:
-        """Return what `softmax` makes of equal logits, as a view that takes no memory.
+        """Return the `softmax` of equal logits, as an expanded view.
 
         Shapes:
             ``-> [B, *L, I, J]``, in the dtype and on the device of ``like``.
         """
-        return competition.uniform(self.wiring, self.shape[-2], like, leak).expand(self.shape[:-1])
+        return self.wiring.uniform_coupling(self.shape[-2], like, leak).expand(self.shape[:-1])

@@ -1,4 +1,13 @@
-"""Votes as a tensor: the definition of every method, and the plain path that faster ones must equal."""
+"""Stored votes: the vote transform with its gradients, and the reference implementation of every reduction.
+
+The vote transform is ``v_ij = p_i W_ij + b_ij``. A child's pose is a matrix ``[A, X]`` (vector poses: one row), its
+weight ``[X, Y]``, the vote ``[A, Y]``. A slot that reads several children concatenates them along ``X``, so that the
+product sums over the window, as a convolution does.
+
+Shapes:
+    slots ``[B, *L, I, A, X]``, weight ``[I, X, J, Y]`` shared by all positions or ``[*L, I, X, J, Y]``,
+    bias ``[I, J, D]`` or ``[*L, I, 1, D]``, votes ``[B, *L, I, J, D]`` with ``D = A * Y``.
+"""
 
 from typing import Self
 
@@ -7,14 +16,46 @@ from torch import Tensor
 
 from torchcaps.capsules import disable_autocast
 from torchcaps.votes.base import Votes
-from torchcaps.votes.transform import make_votes, side_by_side
 from torchcaps.votes.wiring import Wiring
 
-__all__ = ["DenseVotes"]
+__all__ = ["DenseVotes", "bias_gradient", "concat_children", "slot_gradient", "transform", "weight_gradient"]
+
+
+def concat_children(children: list[Tensor], rows: int) -> Tensor:
+    """Concatenate the children that a slot reads: ``children_per_slot * [..., K] -> [..., A, children_per_slot * X]``.
+
+    Here ``K = A * X`` for a single child.
+    """
+    matrices = [child.unflatten(-1, (rows, -1)) for child in children]
+    return matrices[0] if len(matrices) == 1 else torch.cat(matrices, dim=-1)
+
+
+def transform(slots: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return the votes ``[B, *L, I, J, D]`` of these slots."""
+    votes = torch.einsum("b...iax,...ixjy->b...ijay", slots, weight).flatten(-2)
+    return votes if bias is None else votes + bias
+
+
+def slot_gradient(gradient: Tensor, weight: Tensor, rows: int) -> Tensor:
+    """Return the gradient of the slots, given the gradient of the votes."""
+    return torch.einsum("b...ijay,...ixjy->b...iax", gradient.unflatten(-1, (rows, -1)), weight)
+
+
+def weight_gradient(gradient: Tensor, slots: Tensor, weight: Tensor) -> Tensor:
+    """Return the gradient of the weight (shared or per position), given the gradient of the votes."""
+    gradient = gradient.unflatten(-1, (slots.shape[-2], -1))
+    if weight.dim() > 4:
+        return torch.einsum("b...iax,b...ijay->...ixjy", slots, gradient)
+    return torch.einsum("siax,sijay->ixjy", slots.flatten(0, -4), gradient.flatten(0, -5))
+
+
+def bias_gradient(gradient: Tensor, bias: Tensor) -> Tensor:
+    """Return the gradient of the bias, given the gradient of the votes: the sum over the broadcast axes."""
+    return gradient.sum_to_size(bias.shape)
 
 
 class DenseVotes(Votes):
-    """Votes that are stored: ``[B, *L, I, J, D]``."""
+    """Votes stored as one tensor ``[B, *L, I, J, D]``."""
 
     def __init__(self, votes: Tensor, wiring: Wiring) -> None:
         super().__init__(wiring, tuple(votes.shape))
@@ -22,10 +63,10 @@ class DenseVotes(Votes):
 
     @classmethod
     def make(cls, pose: Tensor, weight: Tensor, bias: Tensor | None, rows: int, wiring: Wiring) -> Self:
-        """Transform children ``[B, I, K]`` or ``[B, *G, N, K]``; see `torchcaps.votes.transform` for the rest."""
+        """Compute the votes of children ``[B, I, K]`` or ``[B, *G, N, K]``; for the other shapes see the module."""
         read = wiring.gather(pose)
         children = [read] if wiring.slot_kind == "capsule" else list(read.unbind(-2))
-        return cls(make_votes(side_by_side(children, rows), weight, bias), wiring)
+        return cls(transform(concat_children(children, rows), weight, bias), wiring)
 
     def sum(self, coupling: Tensor) -> Tensor:
         """Return ``s_j = Σ_i c_ij v_ij``."""
@@ -53,5 +94,5 @@ class DenseVotes(Votes):
         return self._votes
 
     def detach(self) -> Self:
-        """Return the same votes, through which no gradient flows."""
+        """Return the same votes without gradients."""
         return type(self)(self._votes.detach(), self.wiring)

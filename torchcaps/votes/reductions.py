@@ -1,10 +1,10 @@
-"""The reductions of `Votes` on a piece of the slots, each with its gradients.
+"""Reductions of `Votes` on a chunk of slots, each with its gradients: the definitions that streaming uses.
 
-All the streamed path knows of a reduction. ``sum`` and ``dot`` are each other's adjoint, and so are ``sqsum``
-and ``sqdist``: what one computes forward is the gradient of the other's argument.
+``sum`` and ``dot`` are adjoint to each other, and so are ``sqsum`` and ``sqdist``: the forward of one is the gradient
+of the other's argument.
 
-An argument or result that has a slot axis has it second to last, whatever it is: ``[B, *L, I, J]`` of a
-coupling, ``[J, I, I, D]`` of a mixing kernel.
+The slot axis of an argument or result, if any, is the second to last: ``[B, *L, I, J]`` for a coupling,
+``[J, I, I, D]`` for a mixing kernel.
 """
 
 from collections.abc import Callable
@@ -13,20 +13,25 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-__all__ = ["ATTENDING", "BY_NAME", "Attend", "Dot", "Mix", "Reduction", "SqDist", "SqSum", "Sum"]
+__all__ = ["ATTEND_VARIANTS", "BY_NAME", "Attend", "Dot", "Mix", "Reduction", "SqDist", "SqSum", "Sum", "kernel_index"]
 
 
 class Reduction:
-    """One reduction: which of its arguments and whether its result go slot by slot.
+    """Base class of reductions.
 
-    ``result(votes, *arguments)`` reduces a piece of the votes; where the result has no slot axis, the pieces' results
-    add up. ``gradients(votes, gradient, *arguments)`` returns the gradients of the votes and of each argument, from
-    the piece's share of the result's gradient.
+    ``result(votes, *arguments)`` reduces a chunk of the votes; results without a slot axis are summed over chunks.
+    ``gradients(votes, gradient, *arguments)`` returns the gradients of the votes and of each argument, given the
+    gradient of the chunk's result.
+
+    Class attributes:
+        slotted: for each argument, whether it has a slot axis and is split into chunks.
+        slotted_result: whether the result has a slot axis and is computed chunk by chunk.
+        per_parent: whether the result is per parent, ``[B, *L, J, D]``, or per slot and parent, ``[B, *L, I, J]``.
     """
 
     slotted: ClassVar[tuple[bool, ...]]
     slotted_result: ClassVar[bool]
-    of_parents: ClassVar[bool]  # whether the result is [B, *L, J, D] of parents, or [B, *L, I, J] of pairs
+    per_parent: ClassVar[bool]
     result: ClassVar[Callable[..., Tensor]]
     gradients: ClassVar[Callable[..., tuple[Tensor, ...]]]
 
@@ -36,7 +41,7 @@ class Sum(Reduction):
 
     slotted = (True,)
     slotted_result = False
-    of_parents = True
+    per_parent = True
 
     @staticmethod
     def result(votes: Tensor, coupling: Tensor) -> Tensor:  # noqa: D102
@@ -52,7 +57,7 @@ class Dot(Reduction):
 
     slotted = (False,)
     slotted_result = True
-    of_parents = False
+    per_parent = False
 
     @staticmethod
     def result(votes: Tensor, query: Tensor) -> Tensor:  # noqa: D102
@@ -68,7 +73,7 @@ class SqSum(Reduction):
 
     slotted = (True, False)
     slotted_result = False
-    of_parents = True
+    per_parent = True
 
     @staticmethod
     def result(votes: Tensor, coupling: Tensor, mean: Tensor) -> Tensor:  # noqa: D102
@@ -78,9 +83,9 @@ class SqSum(Reduction):
     def gradients(  # noqa: D102
         votes: Tensor, gradient: Tensor, coupling: Tensor, mean: Tensor
     ) -> tuple[Tensor, ...]:
-        apart = votes - mean.unsqueeze(-3)
-        of_votes = 2 * coupling.unsqueeze(-1) * gradient.unsqueeze(-3) * apart
-        return of_votes, Dot.result(apart**2, gradient), -of_votes.sum(-3)
+        deviation = votes - mean.unsqueeze(-3)
+        votes_gradient = 2 * coupling.unsqueeze(-1) * gradient.unsqueeze(-3) * deviation
+        return votes_gradient, Dot.result(deviation**2, gradient), -votes_gradient.sum(-3)
 
 
 class SqDist(Reduction):
@@ -88,7 +93,7 @@ class SqDist(Reduction):
 
     slotted = (False, False)
     slotted_result = True
-    of_parents = False
+    per_parent = False
 
     @staticmethod
     def result(votes: Tensor, mean: Tensor, scale: Tensor) -> Tensor:  # noqa: D102
@@ -98,17 +103,17 @@ class SqDist(Reduction):
     def gradients(  # noqa: D102
         votes: Tensor, gradient: Tensor, mean: Tensor, scale: Tensor
     ) -> tuple[Tensor, ...]:
-        apart = votes - mean.unsqueeze(-3)
-        of_votes = 2 * gradient.unsqueeze(-1) * scale.unsqueeze(-3) * apart
-        return of_votes, -of_votes.sum(-3), Sum.result(apart**2, gradient)
+        deviation = votes - mean.unsqueeze(-3)
+        votes_gradient = 2 * gradient.unsqueeze(-1) * scale.unsqueeze(-3) * deviation
+        return votes_gradient, -votes_gradient.sum(-3), Sum.result(deviation**2, gradient)
 
 
 class Mix(Reduction):
-    """``Σ_md A_jimd v_mjd``: the piece's slots are ``m``, the result's ``i`` are all of them."""
+    """``Σ_md A_jimd v_mjd``: the chunk contains the slots ``m``; the result has all slots ``i``."""
 
     slotted = (True,)
     slotted_result = False
-    of_parents = False
+    per_parent = False
 
     @staticmethod
     def result(votes: Tensor, kernel: Tensor) -> Tensor:  # noqa: D102
@@ -116,19 +121,19 @@ class Mix(Reduction):
 
     @staticmethod
     def gradients(votes: Tensor, gradient: Tensor, kernel: Tensor) -> tuple[Tensor, ...]:  # noqa: D102
-        of_votes = torch.einsum("b...ij,jimd->b...mjd", gradient, kernel)
-        of_kernel = torch.einsum("sij,smjd->jimd", gradient.flatten(0, -3), votes.flatten(0, -4))
-        return of_votes, of_kernel
+        votes_gradient = torch.einsum("b...ij,jimd->b...mjd", gradient, kernel)
+        kernel_gradient = torch.einsum("sij,smjd->jimd", gradient.flatten(0, -3), votes.flatten(0, -4))
+        return votes_gradient, kernel_gradient
 
 
 class Attend(Reduction):
-    """``Σ_i c_ij v_ij`` with ``c_i = softmax_j <q_j, v_ij>``: `Dot`, softmax and `Sum` at once, no coupling kept."""
+    """``Σ_i c_ij v_ij`` with ``c_i = softmax_j <q_j, v_ij>``: `Dot`, softmax and `Sum` without storing couplings."""
 
     slotted = (False,)
     slotted_result = False
-    of_parents = True
-    leak: ClassVar[bool] = False  # a competitor with a logit of 0 and no parent
-    through: ClassVar[bool] = True  # whether a gradient flows through the couplings
+    per_parent = True
+    leak: ClassVar[bool] = False  # whether to add a competitor with logit 0 and no parent
+    through: ClassVar[bool] = True  # whether gradients flow through the couplings
 
     @classmethod
     def coupling(cls, votes: Tensor, query: Tensor) -> Tensor:  # noqa: D102
@@ -144,32 +149,39 @@ class Attend(Reduction):
     @classmethod
     def gradients(cls, votes: Tensor, gradient: Tensor, query: Tensor) -> tuple[Tensor, ...]:  # noqa: D102
         coupling = cls.coupling(votes, query)
-        of_votes, of_coupling = Sum.gradients(votes, gradient, coupling)
+        votes_gradient, coupling_gradient = Sum.gradients(votes, gradient, coupling)
         if not cls.through:
-            return of_votes, torch.zeros_like(query)
-        shared = (coupling * of_coupling).sum(-1, keepdim=True)
-        more, of_query = Dot.gradients(votes, coupling * (of_coupling - shared), query)
-        return of_votes + more, of_query
+            return votes_gradient, torch.zeros_like(query)
+        mean = (coupling * coupling_gradient).sum(-1, keepdim=True)
+        through_logits, query_gradient = Dot.gradients(votes, coupling * (coupling_gradient - mean), query)
+        return votes_gradient + through_logits, query_gradient
 
 
 class AttendLeaky(Attend):
-    """With a place for none of the parents."""
+    """`Attend` with a competitor that has no parent."""
 
     leak = True
 
 
 class AttendFixed(Attend):
-    """With couplings that are constants in backward."""
+    """`Attend` with couplings that are constants in backward."""
 
     through = False
 
 
 class AttendLeakyFixed(AttendLeaky):
-    """Both."""
+    """`Attend` with both."""
 
     through = False
 
 
-BY_NAME: dict[str, type[Reduction]] = {kind.__name__: kind for kind in (Sum, Dot, SqSum, SqDist, Mix)}
-ATTENDING = {(kind.leak, kind.through): kind for kind in (Attend, AttendLeaky, AttendFixed, AttendLeakyFixed)}
-BY_NAME |= {kind.__name__: kind for kind in ATTENDING.values()}
+ATTEND_VARIANTS = {(kind.leak, kind.through): kind for kind in (Attend, AttendLeaky, AttendFixed, AttendLeakyFixed)}
+BY_NAME: dict[str, type[Reduction]] = {
+    kind.__name__: kind for kind in (Sum, Dot, SqSum, SqDist, Mix, *ATTEND_VARIANTS.values())
+}
+_KERNEL_KINDS: tuple[type[Reduction], ...] = (Sum, Dot, SqSum, SqDist, Attend)  # the enum Kind in cpu/kernel.cpp
+
+
+def kernel_index(reduction: type[Reduction]) -> int | None:
+    """Return the index of a reduction in the compiled kernel's enum, or ``None`` if the kernel does not have it."""
+    return next((index for index, kind in enumerate(_KERNEL_KINDS) if issubclass(reduction, kind)), None)

@@ -1,4 +1,7 @@
-"""Which child each vote slot reads: all that tells a dense capsule layer from a convolutional one."""
+"""Wiring: the child that each vote slot reads, and the parents that compete for a child.
+
+It is the only difference between a fully-connected and a convolutional capsule layer.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +17,7 @@ Padding = tuple[int, int, int, int]  # top, bottom, left, right
 
 
 def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
-    """Pad one axis as TensorFlow's SAME does: the odd pixel goes behind, where torch would put it in front.
+    """Return the padding (before, after) of one axis as TensorFlow's SAME: an odd pixel is added after the data.
 
     >>> same_padding(28, kernel=3, stride=2)
     (0, 1)
@@ -25,19 +28,19 @@ def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Wiring:
-    """The slots of a capsule layer and the children that they read.
+    """Slots of a capsule layer and the children that they read.
 
-    Without a grid (dense layer) slot ``i`` reads child ``i``. On a grid, the parents at one place of ``L``
-    read a window of ``kernel`` places; the slots of that window are in the order (row, column, type).
+    Without a grid (dense layer) slot ``i`` reads child ``i``. On a grid, the parents at one output position of ``L``
+    read a window of ``kernel`` positions; the slots of that window are in the order (row, column, type).
 
     Args:
-        types: children of a dense layer, or child types at each place of the grid.
-        grid: the children's grid ``(H, W)``, or ``None``.
-        kernel, stride, padding: the window. Slots outside the grid read a capsule of zeros.
-        slot_kind: ``"capsule"``: every capsule of the window is a slot. ``"type"``: every child type is one
-            slot, which reads its whole window (Choi 2019, whose votes are convolutions).
-        competition: who competes for a child. ``"local"``: the parents of one receptive field (Tsai 2020).
-            ``"global"``: all parents that read the child, wherever they stand (Hinton 2018).
+        types: number of children of a dense layer, or of child types per position of the grid.
+        grid: the children's grid ``(H, W)``; ``None`` for a dense layer.
+        kernel, stride, padding: the window. Slots outside of the grid read a capsule of zeros.
+        slot_kind: ``"capsule"``: every capsule of the window is a slot. ``"type"``: every child type is one slot, which
+            reads its whole window (Choi 2019, whose votes are convolutions).
+        competition: the parents that compete for a child. ``"local"``: those of one receptive field (Tsai 2020).
+            ``"global"``: all parents that read the child, at any position (Hinton 2018).
     """
 
     types: int
@@ -60,14 +63,14 @@ class Wiring:
 
     @property
     def padded_grid(self) -> tuple[int, int]:
-        """The children's grid with its border of zeros."""
+        """Size of the children's grid including padding."""
         assert self.grid is not None
         top, bottom, left, right = self.padding
         return self.grid[0] + top + bottom, self.grid[1] + left + right
 
     @property
     def sites(self) -> tuple[int, ...]:
-        """The parents' grid ``*L``; empty for a dense layer."""
+        """Output positions: the parents' grid ``*L``; empty for a dense layer."""
         if self.grid is None:
             return ()
         sizes = zip(self.padded_grid, self.kernel, self.stride, strict=True)
@@ -75,26 +78,26 @@ class Wiring:
 
     @property
     def cells(self) -> int:
-        """Places in one window."""
+        """Number of positions in one window."""
         return self.kernel[0] * self.kernel[1]
 
     @property
     def n_slots(self) -> int:
-        """Slots of one site, ``I``."""
+        """Number of slots per output position, ``I``."""
         return self.types if self.slot_kind == "type" else self.cells * self.types
 
     @property
     def children_per_slot(self) -> int:
-        """Children that one slot reads."""
+        """Number of children that one slot reads."""
         return self.cells if self.slot_kind == "type" else 1
 
-    # The definition: an index of children ------------------------------------------------------------------
+    # Definition: an index of children ----------------------------------------------------------------------
 
     def index(self, device: torch.device | str | None = None) -> Tensor:
-        """Name the child that each slot reads: its number in the order (row, column, type), or -1 for padding.
+        """Return the index of the child that each slot reads, in the order (row, column, type); -1 for padding.
 
         Shapes:
-            ``[I]`` dense, ``[*L, I]`` on a grid; with ``slot_kind="type"`` a last axis of the window's places.
+            ``[I]`` dense, ``[*L, I]`` on a grid; with ``slot_kind="type"`` a last axis of the window's positions.
         """
         if self.grid is None:
             child = torch.arange(self.types, device=device)
@@ -103,26 +106,26 @@ class Wiring:
         columns = self._positions(1, device)  # [L1, k1]
         row, column = rows[:, None, :, None], columns[None, :, None, :]
         inside = (row >= 0) & (row < self.grid[0]) & (column >= 0) & (column < self.grid[1])
-        place = (row * self.grid[1] + column).flatten(2)  # [*L, cells]
+        position = (row * self.grid[1] + column).flatten(2)  # [*L, cells]
         inside = inside.flatten(2)
         types = torch.arange(self.types, device=device)
         if self.slot_kind == "type":
-            child = place[..., None, :] * self.types + types[:, None]
+            child = position[..., None, :] * self.types + types[:, None]
             return torch.where(inside[..., None, :], child, -1)
-        child = place[..., None] * self.types + types
+        child = position[..., None] * self.types + types
         return torch.where(inside[..., None], child, -1).flatten(2)
 
     def _positions(self, axis: int, device: torch.device | str | None) -> Tensor:
-        """Return the row (or column) that each site reads with each cell of its window; out of range in padding."""
+        """Return the row (or column) of each cell of each window; out of range for padding."""
         start = torch.arange(self.sites[axis], device=device) * self.stride[axis] - self.padding[2 * axis]
         return start[:, None] + torch.arange(self.kernel[axis], device=device)
 
     def gather(self, x: Tensor) -> Tensor:
-        """Give every slot what it reads, by the index; zeros where it reads padding.
+        """Return what every slot reads; zeros for padding.
 
         Shapes:
             ``[B, I, ...]`` or ``[B, *G, N, ...] -> [B, *L, I, ...]``, with ``slot_kind="type"`` one more axis,
-            ``[B, *L, I, reads, ...]``.
+            ``[B, *L, I, children_per_slot, ...]``.
         """
         if self.grid is None:
             return x if self.slot_kind == "capsule" else x.unsqueeze(2)
@@ -134,15 +137,18 @@ class Wiring:
         return slots.unflatten(1, index.shape)
 
     def centers(self, like: Tensor) -> Tensor:
-        """Return where the child of each slot stands, as (row, column) scaled to 0..1: ``(h + 0.5) / H``.
+        """Return the centre of the child of each slot, as (row, column) scaled to 0..1: ``(h + 0.5) / H``.
 
-        In the dtype and on the device of ``like``.
+        The result has the dtype and device of ``like``.
 
         Shapes:
             ``[*L, I, 2]``
         """
         if self.grid is None or self.slot_kind == "type":
-            raise ValueError("coordinates need children on a grid, each with a slot of its own")
+            raise ValueError(
+                "coordinates require children on a grid and slot_kind='capsule', got "
+                f"grid={self.grid} and slot_kind={self.slot_kind!r}"
+            )
         rows = (self._positions(0, like.device).to(like.dtype) + 0.5) / self.grid[0]
         columns = (self._positions(1, like.device).to(like.dtype) + 0.5) / self.grid[1]
         shape = (*self.sites, *self.kernel, self.types)
@@ -150,36 +156,36 @@ class Wiring:
         column = columns[None, :, None, :, None].expand(shape)
         return torch.stack([row, column], dim=-1).flatten(2, 4)
 
-    # The fast way: strided pieces, nothing copied ----------------------------------------------------------
+    # Fast access: strided views without copies -------------------------------------------------------------
 
-    def pieces(self, size: int) -> Iterator[tuple[int, int]]:
-        """Cut the slots into ranges of at most ``size`` that `windows` can serve: none crosses a cell's border."""
+    def chunk_ranges(self, size: int) -> Iterator[tuple[int, int]]:
+        """Yield ranges of at most ``size`` slots within one cell, as `windows` requires."""
         for cell in range(self.n_slots // self.types):
             for start in range(0, self.types, size):
                 yield cell * self.types + start, cell * self.types + min(start + size, self.types)
 
     def pad(self, x: Tensor) -> Tensor:
-        """Put the border of zeros around children on a grid."""
+        """Pad children on a grid with zeros."""
         if self.grid is None or not any(self.padding):
             return x
         top, bottom, left, right = self.padding
         return F.pad(x, (0, 0) * (x.dim() - 3) + (left, right, top, bottom))
 
     def unpad(self, x: Tensor) -> Tensor:
-        """Cut the border off again: the adjoint of `pad`."""
+        """Remove the padding: the adjoint of `pad`."""
         if self.grid is None or not any(self.padding):
             return x
         top, _, left, _ = self.padding
         return x[:, top : top + self.grid[0], left : left + self.grid[1]]
 
     def windows(self, padded: Tensor, start: int, stop: int) -> Iterator[Tensor]:
-        """Make views of padded children, one for each read: what the slots from ``start`` to ``stop`` read.
+        """Yield views of padded children that the slots from ``start`` to ``stop`` read, one per child of a slot.
 
-        Views, so that the gradient can be added through them; one after the other, so that each sees what was
-        added through the last.
+        They are views, so that gradients can be accumulated through them, and are yielded one after the other, so that
+        each includes what was added through the previous one.
 
         Shapes:
-            ``[B, *G + padding, N, ...] -> reads * [B, *L, stop - start, ...]``
+            ``[B, *G + padding, N, ...] -> children_per_slot * [B, *L, stop - start, ...]``
         """
         if self.grid is None:
             yield padded[:, start:stop]
@@ -194,3 +200,45 @@ class Wiring:
             rows = slice(row, row + (self.sites[0] - 1) * self.stride[0] + 1, self.stride[0])
             columns = slice(column, column + (self.sites[1] - 1) * self.stride[1] + 1, self.stride[1])
             yield padded[:, rows, columns, types]
+
+    # Competition of parents for a child --------------------------------------------------------------------
+
+    def softmax(self, logits: Tensor, leak: bool = False) -> Tensor:
+        """Normalise ``[B, *L, I, J]`` over the parents that compete for a child.
+
+        Args:
+            logits: local competition is over ``J`` alone; global over ``J`` at every position that reads the child.
+            leak: add a competitor with logit 0 and no parent, so that the couplings of a child sum to less than 1
+                (Sabour 2017, section 7: "none of the above").
+        """
+        if self.competition == "local":
+            if not leak:
+                return logits.softmax(-1)
+            zero = torch.zeros_like(logits[..., :1])
+            return torch.cat([zero, logits], dim=-1).softmax(-1)[..., 1:]
+        child, n_children = self._child_of_slot(logits.device)
+        flat = logits.flatten(1, -2)  # [B, L * I, J]
+        # Shift by the child's largest logit. No gradient: the result does not depend on the shift.
+        largest = flat.detach().amax(-1)
+        floor = 0.0 if leak else -torch.inf
+        shift = largest.new_full((largest.shape[0], n_children), floor)
+        shift = shift.scatter_reduce(1, child.expand(largest.shape), largest, "amax")
+        power = (flat - shift[:, child].unsqueeze(-1)).exp()
+        total = torch.exp(-shift) if leak else torch.zeros_like(shift)
+        total = total.index_add(1, child, power.sum(-1))
+        return (power / total[:, child].unsqueeze(-1)).view_as(logits)
+
+    def uniform_coupling(self, n_parents: int, like: Tensor, leak: bool = False) -> Tensor:
+        """Return the `softmax` of equal logits, in a shape that broadcasts to ``[B, *L, I, J]``."""
+        if self.competition == "local":
+            return like.new_full((), 1 / (n_parents + leak))
+        child, n_children = self._child_of_slot(like.device)
+        n_readers = like.new_zeros(n_children).index_add(0, child, like.new_ones(()).expand(child.shape))
+        fraction = 1 / (n_readers * n_parents + leak)  # [children]
+        return fraction[child].view(*self.sites, self.n_slots, 1)
+
+    def _child_of_slot(self, device: torch.device) -> tuple[Tensor, int]:
+        """Return the child index of each slot, ``[L * I]``, and the number of children; padding is one more child."""
+        n_children = self.types if self.grid is None else self.grid[0] * self.grid[1] * self.types
+        index = self.index(device).flatten()
+        return torch.where(index < 0, n_children, index), n_children + 1

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from torchcaps._core.plotting import COLORS, MARKERS, new_figure, save_figure, style_axes
+from torchcaps.bench.memory import TrainingCase, measure_training_peaks
+from torchcaps.bench.timing import training_step
 from torchcaps.models import create_model
 from torchcaps.models.registry import find_model
-from torchcaps.papers.measures.peak import training_peaks
-from torchcaps.reproduce.planner import training_step
 from torchcaps.reproduce.runner import MeasurementContext
 from torchcaps.reproduce.schema import Measurement
 from torchcaps.reproduce.statistics import Results
@@ -143,14 +143,15 @@ def _inference_and_memory(
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Return milliseconds of inference on a batch and MiB of training memory of each case (model, its options)."""
     cases = {label: (name, smoke_options(context, name, options)) for label, (name, options) in cases.items()}
-    peaks = training_peaks(cases, batch_size, context.progress)
+    training = {label: TrainingCase(model, batch_size, options) for label, (model, options) in cases.items()}
+    peaks = measure_training_peaks(training, context.progress)
     passes = {}
     for label, (name, options) in cases.items():
         model = create_model(name, **options).eval()
         images = torch.rand(batch_size, *model.spec.image, generator=torch.Generator().manual_seed(0))
         passes[label] = lambda model=model, images=images: _infer(model, images)
     seconds = _minimum_seconds(passes, repeats, context.progress)
-    return {k: 1_000 * v for k, v in seconds.items()}, {k: v / 2**20 for k, v in peaks.items()}
+    return {k: 1_000 * v for k, v in seconds.items()}, {k: v.training_bytes / 2**20 for k, v in peaks.items()}
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""The kernel as a shared library: compiled once for a machine, when it is first needed, and kept."""
+"""Compile the CPU kernel at first use and cache the shared library per machine."""
 
 import contextlib
 import ctypes
@@ -16,78 +16,85 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["CompilerError", "library"]
+from torchcaps._core.files import staging_directory, sync_file
+
+__all__ = ["CompilerError", "has_kernel", "load_library"]
 
 SOURCE = Path(__file__).with_name("kernel.cpp")
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fno-math-errno", "-fPIC", "-shared")
-REALS = {torch.float32: "float", torch.float64: "double"}
-FORGOTTEN = 24 * 3600  # seconds after which a compiler that failed is tried again
-PATIENCE = 300  # seconds for a compiler
-SWITCH = "TORCHCAPS_KERNEL"  # "0": never
+C_TYPES = {torch.float32: "float", torch.float64: "double"}
+RETRY_AFTER_S = 24 * 3600  # time after which a failed compilation is tried again
+COMPILE_TIMEOUT_S = 300
+DISABLE_VARIABLE = "TORCHCAPS_KERNEL"  # environment variable; "0" disables the kernel
 
 
 class CompilerError(Exception):
-    """The compiler could not make the kernel."""
+    """The compiler failed to build the kernel."""
+
+
+def has_kernel(dtype: torch.dtype) -> bool:
+    """Return whether a kernel for this dtype is available; compile it if necessary."""
+    return dtype in C_TYPES and load_library(dtype) is not None
 
 
 @functools.cache
-def library(dtype: torch.dtype = torch.float32) -> ctypes.CDLL | None:
-    """Return the kernel compiled for this dtype, or ``None`` where there is no compiler that can make it."""
-    if os.environ.get(SWITCH) == "0":
+def load_library(dtype: torch.dtype = torch.float32) -> ctypes.CDLL | None:
+    """Return the kernel compiled for this dtype, or ``None`` if it is disabled or no compiler can build it."""
+    if os.environ.get(DISABLE_VARIABLE) == "0":
         return None
     compiler = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++") or shutil.which("clang++")
-    flags = (*FLAGS, f"-DREAL={REALS[dtype]}")
-    name = f"passes-{REALS[dtype]}-{_key(compiler, flags)}.so"
-    for folder in _folders():
+    flags = (*FLAGS, f"-DREAL={C_TYPES[dtype]}")
+    name = f"passes-{C_TYPES[dtype]}-{_cache_key(compiler, flags)}.so"
+    for directory in _cache_directories():
         with contextlib.suppress(OSError):
-            if time.time() - (_ours(folder) / f"{name}.failed").stat().st_mtime < FORGOTTEN:
+            if time.time() - (_check_private(directory) / f"{name}.failed").stat().st_mtime < RETRY_AFTER_S:
                 return None
         with contextlib.suppress(OSError):
-            return ctypes.CDLL(str(_ours(folder) / name))
+            return ctypes.CDLL(str(_check_private(directory) / name))
     if compiler is None:
         return None
-    for folder in _folders():
+    for directory in _cache_directories():
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            return ctypes.CDLL(str(_compiled([compiler, *flags], _ours(folder) / name)))
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            return ctypes.CDLL(str(_compile([compiler, *flags], _check_private(directory) / name)))
         except CompilerError as error:
             print(
-                f"torchcaps: the kernel can't be compiled, so a slower way is taken: {error}",
+                f"torchcaps: the CPU kernel could not be compiled, falling back to slower torch code: {error}",
                 file=sys.stderr,
                 flush=True,
             )
             with contextlib.suppress(OSError):
-                (folder / f"{name}.failed").touch()
+                (directory / f"{name}.failed").touch()
             return None
-        except OSError:  # a folder that can't be written: the next one
+        except OSError:  # not writable: try the next directory
             continue
     return None
 
 
-def _folders() -> Iterator[Path]:
-    """Give where a library may be kept: the user's cache, or, where that can't be, a place for this user alone."""
-    with contextlib.suppress(RuntimeError):  # nobody's home
+def _cache_directories() -> Iterator[Path]:
+    """Yield candidate directories for the library: the user's cache, then a per-user temporary directory."""
+    with contextlib.suppress(RuntimeError):  # no home directory
         yield Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torchcaps"
-    with contextlib.suppress(OSError):  # no place for temporary files
+    with contextlib.suppress(OSError):  # no temporary directory
         yield Path(tempfile.gettempdir()) / f"torchcaps-{os.getuid() if hasattr(os, 'getuid') else 'user'}"
 
 
-def _ours(folder: Path) -> Path:
-    """Return a folder that nobody else can have put a library into; raise an `OSError` otherwise."""
-    about = folder.stat()
-    if hasattr(os, "getuid") and (about.st_uid != os.getuid() or about.st_mode & 0o022):
-        raise PermissionError(f"{folder} could be written by others")
-    return folder
+def _check_private(directory: Path) -> Path:
+    """Return the directory; raise an `OSError` if another user could have written a library into it."""
+    status = directory.stat()
+    if hasattr(os, "getuid") and (status.st_uid != os.getuid() or status.st_mode & 0o022):
+        raise PermissionError(f"{directory} is writable by other users")
+    return directory
 
 
-def _key(compiler: str | None, flags: tuple[str, ...]) -> str:
-    """Name what the library depends on: source, flags, compiler and processor."""
-    what = [SOURCE.read_text(), *flags, compiler or "", platform.machine(), _processor()]
-    return hashlib.sha256("\0".join(what).encode()).hexdigest()[:16]
+def _cache_key(compiler: str | None, flags: tuple[str, ...]) -> str:
+    """Return a hash of everything that the library depends on: source, flags, compiler and processor."""
+    parts = [SOURCE.read_text(), *flags, compiler or "", platform.machine(), _processor_features()]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
-def _processor() -> str:
-    """Say what this processor can do: a library for another one might not run here."""
+def _processor_features() -> str:
+    """Return the processor's instruction sets: a library compiled for another processor might not run here."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith(("flags", "Features")):
@@ -95,22 +102,23 @@ def _processor() -> str:
     return platform.processor()
 
 
-def _compiled(command: list[str], path: Path) -> Path:
-    """Compile, whole or not at all; raise an `OSError` where the folder can't be written."""
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".making-") as own:
-        print("torchcaps: compiling a kernel for this machine, once: some seconds", file=sys.stderr, flush=True)
-        made = Path(own) / path.name
-        words = [*command, "-o", str(made), str(SOURCE)]
+def _compile(command: list[str], path: Path) -> Path:
+    """Compile atomically; raise a `CompilerError` on failure and an `OSError` if the directory is not writable."""
+    with staging_directory(path.parent) as staging:
+        print("torchcaps: compiling a CPU kernel (once per machine, takes some seconds)", file=sys.stderr, flush=True)
+        output = staging / path.name
+        arguments = [*command, "-o", str(output), str(SOURCE)]
         try:
-            done = subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=PATIENCE)
+            done = subprocess.run(
+                arguments, capture_output=True, text=True, errors="replace", timeout=COMPILE_TIMEOUT_S
+            )
         except subprocess.TimeoutExpired as error:
-            raise CompilerError(f"{command[0]} does not end") from error
+            raise CompilerError(f"{command[0]} did not finish within {COMPILE_TIMEOUT_S} s") from error
         except OSError as error:
             raise CompilerError(f"{command[0]} can't be run: {error.strerror}") from error
         if done.returncode:
-            reason = next((line for line in done.stderr.splitlines() if "error" in line), "it does not say why")
+            reason = next((line for line in done.stderr.splitlines() if "error" in line), "no error message")
             raise CompilerError(f"{command[0]}: {reason}")
-        with made.open("rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(made, path)
+        sync_file(output)
+        os.replace(output, path)
     return path

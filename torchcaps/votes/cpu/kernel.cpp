@@ -103,8 +103,8 @@ struct Pass {
   const void *pairs, *first, *second;   // [lanes, I, J]; [lanes, J, D] twice: coupling; query or mean; scale
   void* result;                         // forward
   const void* gradient;                 // of the result
-  void *of_pose, *of_weight, *of_bias;  // added to
-  void *of_pairs, *of_first, *of_second;
+  void *pose_grad, *weight_grad, *bias_grad;  // added to
+  void *pairs_grad, *first_grad, *second_grad;
 };
 
 }  // extern "C"
@@ -168,8 +168,8 @@ class Runner {
           differentiate();
           for (k = 0; k < n; ++k) write_back();
         }
-      if (p.of_first) store_parents(sum, static_cast<T*>(p.of_first), true);
-      if (p.of_second) store_parents(other, static_cast<T*>(p.of_second), true);
+      if (p.first_grad) store_parents(sum, static_cast<T*>(p.first_grad), true);
+      if (p.second_grad) store_parents(other, static_cast<T*>(p.second_grad), true);
     }
   }
 
@@ -256,11 +256,11 @@ class Runner {
       for (k = 0; k < n; ++k) load_pairs(c[k], static_cast<const T*>(of_result ? p.pairs : p.gradient));
     switch (p.kind) {
       case SUM:
-        if (p.of_pairs) agree(G, dc);
+        if (p.pairs_grad) agree(G, dc);
         push_products(c, G);
         break;
       case DOT:
-        if (p.of_first) accumulate(c, sum);
+        if (p.first_grad) accumulate(c, sum);
         push_products(c, first);
         break;
       case SQSUM:
@@ -321,8 +321,8 @@ class Runner {
         }, true);
         break;
     }
-    if (of_result && p.of_pairs)
-      for (k = 0; k < n; ++k) store_pairs(dc[k], static_cast<T*>(p.of_pairs));
+    if (of_result && p.pairs_grad)
+      for (k = 0; k < n; ++k) store_pairs(dc[k], static_cast<T*>(p.pairs_grad));
   }
 
   void clear(V* const* panels) {
@@ -490,21 +490,21 @@ class Runner {
   // From dv to the gradients of weights, biases and children ----------------------------------------------------
 
   void push() {
-    if (p.of_weight) {
-      T* to = static_cast<T*>(p.of_weight) + (slot + k) * X * J * Y + parent * Y;
+    if (p.weight_grad) {
+      T* to = static_cast<T*>(p.weight_grad) + (slot + k) * X * J * Y + parent * Y;
       int64_t x = 0;
       for (; x + 4 <= X; x += 4) weight_rows<4>(to + x * J * Y, u[k] + x * nb);
       for (; x < X; ++x) weight_rows<1>(to + x * J * Y, u[k] + x * nb);
     }
-    if (p.of_bias) {
-      T* to = static_cast<T*>(p.of_bias) + ((slot + k) * J + parent) * D;
+    if (p.bias_grad) {
+      T* to = static_cast<T*>(p.bias_grad) + ((slot + k) * J + parent) * D;
       for (int64_t d = 0; d < D; ++d) {
         V total{};
         for (int64_t b = 0; b < nb; ++b) total += dv[d * nb + b];
         for (int lane = 0; lane < N; ++lane) to[d] += total[lane];
       }
     }
-    if (p.of_pose) {
+    if (p.pose_grad) {
       const T* factor = weight() + parent * Y;
       for (int64_t a = 0; a < A; ++a) {
         V* to = du[k] + a * X * nb;
@@ -576,9 +576,9 @@ class Runner {
   }
 
   void write_back() {
-    if (!p.of_pose) return;
+    if (!p.pose_grad) return;
     const T* panel = reinterpret_cast<const T*>(du[k]);
-    T* pose = static_cast<T*>(p.of_pose);
+    T* pose = static_cast<T*>(p.pose_grad);
     each_read([&](int64_t place, int64_t row, int64_t lane) { pose[place] += panel[row * p.chunk + lane]; });
   }
 

@@ -1,0 +1,103 @@
+"""Recorded benchmarks: they reach their bounds, and the README quotes them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchcaps.bench.cases import CASES
+from torchcaps.bench.growth import BATCH_SIZES, ITERATIONS
+from torchcaps.bench.memory import ESTIMATE_CASES, MEMORY_CASES
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+README = " ".join((ROOT / "README.md").read_text().split())
+
+
+def rows(name: str, kind: str) -> list[dict[str, Any]]:
+    record = json.loads((ROOT / "results/bench" / f"{name}.json").read_text())
+    return [row for row in record["rows"] if row["kind"] == kind]
+
+
+def test_speed() -> None:
+    speed = {row["case"]: row for row in rows("speed", "speed")}
+    assert set(speed) == set(CASES)
+    for name, row in speed.items():
+        case = CASES[name]
+        assert (row["title"], row["min_speedup"]) == (case.title, case.min_speedup)
+        assert row["speedup"] >= case.min_speedup, name
+        cpu = row["cpu_seconds"]
+        cells = f"{1e3 * cpu['naive']:,.1f} ms | {1e3 * cpu['torchcaps']:,.1f} ms | {row['speedup']:.1f}x"
+        assert cells in README, name
+    assert speed["dynamic-last"]["matmul_ratio"] < 8
+    assert speed["dynamic-full"]["matmul_ratio"] < 8
+
+
+def test_memory() -> None:
+    memory = {row["model"]: row for row in rows("speed", "memory")}
+    assert set(memory) == {case.model for case in MEMORY_CASES}
+    for case in MEMORY_CASES:
+        row = memory[case.model]
+        if case.max_fraction is not None:
+            assert row["torchcaps"]["step_bytes"] <= case.max_fraction * row["naive"]["step_bytes"]
+        if case.max_process_bytes is not None:
+            assert row["torchcaps"]["process_bytes"] < case.max_process_bytes
+        assert f"{row['torchcaps']['step_bytes'] / 2**20:,.0f} MiB" in README
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_time_grows_in_proportion(layer: int) -> None:
+    """From 32 images on, which fill two registers, at most a third more than in proportion; also for iterations."""
+    growth = rows("speed", "growth")
+    name = list(dict.fromkeys(row["layer"] for row in growth))[layer]
+    points = {axis: {} for axis in ("batch_size", "iterations")}
+    for row in growth:
+        if row["layer"] == name:
+            points[row["axis"]][row["value"]] = row["seconds"]
+    by_batch, by_iterations = points["batch_size"], points["iterations"]
+    assert (tuple(by_batch), tuple(by_iterations)) == (BATCH_SIZES, ITERATIONS)
+    assert by_batch[512] / by_batch[32] < 16 * 4 / 3
+    assert (by_iterations[8] - by_iterations[1]) / (by_iterations[4] - by_iterations[1]) < 7 / 3 * 4 / 3
+
+
+def test_memory_estimates() -> None:
+    """Most estimates are within a quarter of the measured peak."""
+    estimates = rows("training_memory", "estimate")
+    assert [row["case"] for row in estimates] == list(ESTIMATE_CASES)
+    for row in estimates:
+        estimated, measured = (f"{row[key] / 2**20:,.0f} MiB" for key in ("estimated_bytes", "measured_bytes"))
+        assert f"| {estimated} | {measured} | {row['ratio']:.2f} |" in README
+    outside = [row["case"] for row in estimates if not 0.76 < row["ratio"] < 1.25]
+    assert len(outside) <= 2, outside
+
+
+def test_data_loading() -> None:
+    for row in rows("data", "data"):
+        cells = f"{1e3 * row['batch_seconds']:.1f} ms | {row['step_seconds']:.2f} s | {100 * row['fraction']:.2f} % |"
+        assert cells in README
+        assert row["fraction"] < 0.05
+    (total,) = rows("data", "data-total")
+    assert f"{total['mnist_read_seconds']:.2f} s and {total['mnist_bytes'] / 1e6:.0f} MB" in README
+    assert f"{total['multimnist_images_per_second']:,.0f}" in README
+    assert total["mnist_read_seconds"] < 2
+    assert total["mnist_bytes"] < 120e6
+    assert total["multimnist_images_per_second"] > 20_000
+
+
+def test_training_overhead() -> None:
+    scaling = (ROOT / "docs/scaling.md").read_text()
+    fractions = {row["model"]: row["overhead_fraction"] for row in rows("training", "loop")}
+    assert fractions["sabour2017_mnist"] < 0.03
+    assert fractions["capsnet_small"] < 0.10
+    for name, fraction in fractions.items():
+        assert f"{100 * fraction:.1f} % for `{name}`" in README
+    seconds = {row["command"]: row["seconds"] for row in rows("training", "startup")}
+    assert seconds["torchcaps --help"] < 0.5
+    assert seconds["torchcaps train --help"] < 2
+    for command, shortest in seconds.items():
+        assert f"`{command}` answers in {shortest:.2f} s" in README
+    processes = rows("training", "processes")
+    assert {(row["processes"], row["threads"]) for row in processes} == {(1, 1), (1, 2), (2, 1)}
+    for row in processes:
+        cells = f"{row['step_seconds']:.3f} s | {row['images_per_second']:,.0f} | {100 * row['efficiency']:.0f} %"
+        assert f"| {row['processes']} | {row['threads']} | {cells} |" in scaling

@@ -1,0 +1,116 @@
+"""Compiled CPU kernel: fallback without a compiler, and narrower vector registers."""
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.tolerances import SAME, relative_rms
+from torchcaps import Capsules
+from torchcaps._core.files import STAGING_PREFIX
+from torchcaps.nn import CapsuleLayer, ConvCapsules, DenseCapsules
+from torchcaps.routing import EM, Dynamic, InvertedAttention, Routing
+from torchcaps.votes.cpu import build
+
+CLOSE = SAME[torch.float64]
+INSTRUCTION_SETS = {"sse2": ("-march=x86-64",), "avx2": ("-march=x86-64", "-mavx2", "-mfma")}
+
+# Forward with streamed votes; prints whether there is a kernel.
+FORWARD = """
+import torch
+from torchcaps.nn import DenseCapsules
+from torchcaps.votes.cpu.build import load_library
+
+layer = DenseCapsules(16, 8, 10, 16, routing="dynamic", streamed=True)
+assert layer(torch.randn(2, 16, 8)).pose.shape == (2, 10, 16)
+print(load_library(torch.float32) is not None)
+"""
+
+
+def write_script(path: Path, text: str) -> Path:
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+def test_fallback_without_a_working_compiler(tmp_path: Path) -> None:
+    """A disabled kernel, a compiler that fails or can't be run, a cache that can't be written: never an error."""
+    failing = write_script(tmp_path / "failing", "#!/bin/sh\necho 'kernel.cpp:1: error: no' >&2\nexit 1\n")
+    invalid = write_script(tmp_path / "invalid", "not a program")
+    (tmp_path / "file").write_text("")
+    cases = [  # changed environment, whether there is a kernel, the program that the warning names
+        ({build.DISABLE_VARIABLE: "0"}, False, ""),
+        ({"CXX": str(failing), "XDG_CACHE_HOME": str(tmp_path / "one")}, False, str(failing)),
+        ({"CXX": str(failing), "XDG_CACHE_HOME": str(tmp_path / "one")}, False, ""),  # the failure is cached
+        ({"CXX": str(invalid), "XDG_CACHE_HOME": str(tmp_path / "two")}, False, str(invalid)),
+        ({"XDG_CACHE_HOME": str(tmp_path / "file")}, True, "compiling"),  # falls back to the temporary directory
+    ]
+    for changes, has_kernel, warning in cases:
+        environment = {**os.environ, "TMPDIR": str(tmp_path), **changes}
+        run = subprocess.run([sys.executable, "-c", FORWARD], env=environment, capture_output=True, text=True)
+        assert run.stdout == f"{has_kernel}\n", run.stderr
+        assert (warning in run.stderr) if warning else run.stderr == ""
+    assert list(tmp_path.glob(f"**/{STAGING_PREFIX}*")) == []
+
+
+def has_feature(feature: str) -> bool:
+    compiler = any(shutil.which(name) for name in ("c++", "g++", "clang++"))
+    return platform.machine() == "x86_64" and compiler and feature in build._processor_features().split()
+
+
+@pytest.fixture
+def narrow_kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Compile a kernel for narrower registers than this processor's, without optimisation and not cached."""
+    other_flags = tuple(flag for flag in build.FLAGS if flag not in ("-O3", "-march=native"))
+    monkeypatch.setattr(build, "FLAGS", ("-O1", *INSTRUCTION_SETS[request.param], *other_flags))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv(build.DISABLE_VARIABLE, raising=False)
+    build.load_library.cache_clear()
+    yield
+    build.load_library.cache_clear()
+
+
+def make_layers(routing: Routing, pose: str, dim: int, streamed: bool) -> list[CapsuleLayer]:
+    return [
+        DenseCapsules(7, dim, 5, dim, routing=routing, pose=pose, streamed=streamed),  # type: ignore[arg-type]
+        ConvCapsules(3, dim, 5, dim, 3, 2, 1, routing=routing, pose=pose, streamed=streamed),  # type: ignore[arg-type]
+    ]
+
+
+@pytest.mark.parametrize(
+    "narrow_kernel",
+    [
+        pytest.param(name, marks=pytest.mark.skipif(not has_feature(name), reason=f"the processor has no {name}"))
+        for name in INSTRUCTION_SETS
+    ],
+    indirect=True,
+)
+@pytest.mark.usefixtures("narrow_kernel")
+def test_narrow_registers_give_the_same_values_and_gradients() -> None:
+    """Register tiles that are full, and remainders: 16 and 9 components as matrices, 8 and 5 as vectors."""
+    assert build.load_library(torch.float64) is not None
+    generator = torch.Generator().manual_seed(0)
+    for routing in (Dynamic(3), Dynamic(2, leak=True), InvertedAttention(2), EM(2)):
+        for pose, dim in (("matrix", 16), ("vector", 8), ("matrix", 9), ("vector", 5)):
+            torch.manual_seed(0)
+            pairs = zip(make_layers(routing, pose, dim, True), make_layers(routing, pose, dim, False), strict=True)
+            for (streamed, stored), shape in zip(pairs, ((37, 7), (3, 6, 5, 3)), strict=True):
+                stored.load_state_dict(streamed.state_dict())
+                children = torch.randn(*shape, dim, generator=generator, dtype=torch.float64)
+                activation = (
+                    torch.rand(shape, generator=generator, dtype=torch.float64) if isinstance(routing, EM) else None
+                )
+                results = []
+                for layer in (streamed.double(), stored.double()):
+                    leaf = children.clone().requires_grad_()
+                    parents = layer(Capsules(leaf, activation)).pose
+                    (parents * torch.arange(parents.numel()).view(parents.shape).sin()).sum().backward()
+                    results.append([parents, leaf.grad, *(p.grad for p in layer.parameters() if p.grad is not None)])
+                for actual, expected in zip(*results, strict=True):
+                    assert relative_rms(actual, expected) < CLOSE, (routing, pose, dim)
