@@ -18,7 +18,8 @@ __all__ = ["Decoder"]
 class Decoder(nn.Module):
     """Reconstruct the image from one class capsule, with all others masked to zero: Sabour 2017, section 4.1.
 
-    The first layer receives all capsules including the masked ones, so the position of the unmasked capsule encodes the class.
+    The first layer receives all capsules including the masked ones, so the position of the labelled capsule encodes the
+    class.
 
     Args:
         parents, dim: number and pose size of the class capsules.
