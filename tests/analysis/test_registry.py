@@ -138,13 +138,25 @@ def test_a_subject_gives_batches_batch_counts_and_pixels() -> None:
     batch = digits.batch()
     assert batch.indices.tolist() == list(range(5))
     assert (digits.n_batches(), digits.n_batches(5)) == (3, 1)
-    assert digits.classes == digits.dataset.classes
+    assert digits.classes == digits.loader.dataset.classes
     pixels = digits.pixels(digits.pixel_network())
     torch.testing.assert_close(pixels.images, batch.images)
     with pytest.raises(ValueError, match="open_training_set"):
         digits.training_set()
-    limited = dataclasses.replace(digits, open_training_set=lambda n: digits.dataset.subset(torch.arange(n or 5)))
+    limited = dataclasses.replace(
+        digits, open_training_set=lambda n: digits.loader.dataset.subset(torch.arange(n or 5))
+    )
     assert len(limited.training_set(2)) == 2
+
+
+def test_a_subject_may_have_one_batch_of_images() -> None:
+    digits = subject()
+    in_memory = dataclasses.replace(digits, images=digits.batch())
+    assert (in_memory.n_images, in_memory.classes) == (4, tuple("0123456789"))
+    expected, result = (run_analysis("predictions", each).result for each in (digits, in_memory))
+    torch.testing.assert_close(dataclasses.asdict(result), dataclasses.asdict(expected), rtol=0, atol=0)
+    with pytest.raises(ValueError, match="Loader"):
+        run_analysis("attack", in_memory)
 
 
 def test_progress_is_tracked_with_the_number_of_steps() -> None:

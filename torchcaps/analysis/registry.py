@@ -46,7 +46,8 @@ class Subject:
     Args:
         name: the network in tables and figures.
         model: the network.
-        loader: the images to analyse, preprocessed as the network was trained; `torchcaps.data.Loader`.
+        images: the images to analyse, preprocessed as the network was trained: a `torchcaps.data.Loader`, or one batch.
+            Analyses that perturb pixels (``attack``, ``universal``, ``gan``) need a loader.
         open_training_set: a function from a maximum number (``None``: all) to the training images, for analyses that
             train a generator.
         batch_size: images per forward pass.
@@ -55,36 +56,46 @@ class Subject:
 
     name: str
     model: Network
-    loader: Loader
+    images: Loader | Batch
     open_training_set: Callable[[int | None], Dataset] | None = None
     batch_size: int = 128
     track: Callable[[int | None], Progress] = _no_progress
 
     @property
-    def dataset(self) -> Dataset:
-        """The data set of the images."""
-        return self.loader.dataset
+    def loader(self) -> Loader:
+        """The loader of the images; a ValueError if they are one batch."""
+        if isinstance(self.images, Batch):
+            raise ValueError(f"{self.name}: this analysis needs images as a Loader, got a Batch")
+        return self.images
+
+    @property
+    def n_images(self) -> int:
+        """The number of images."""
+        return len(self.images.labels) if isinstance(self.images, Batch) else len(self.images.dataset)
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The class names."""
-        return self.dataset.classes
+        """The class names; indices if the images are one batch."""
+        if isinstance(self.images, Batch):
+            return tuple(map(str, range(self.model.spec.classes)))
+        return self.images.dataset.classes
 
     def n_batches(self, batch_size: int | None = None) -> int:
         """Return the number of forward passes over all images."""
-        return math.ceil(len(self.dataset) / (batch_size or self.batch_size))
+        return math.ceil(self.n_images / (batch_size or self.batch_size))
 
     def batch(self) -> Batch:
         """Return all images as one batch, on the model's device."""
-        return _concatenate(self.loader).to(next(self.model.parameters()).device)
+        batch = self.images if isinstance(self.images, Batch) else _concatenate(self.images)
+        return batch.to(next(self.model.parameters()).device)
 
     def pixel_network(self) -> PixelNetwork:
         """Return the network with its preprocessing as the first layer: it takes pixels in 0..1."""
-        return PixelNetwork(self.model, self.loader.pipeline, self.dataset.shape)
+        return PixelNetwork(self.model, self.loader.pipeline, self.loader.dataset.shape)
 
     def pixels(self, network: PixelNetwork, dataset: Dataset | None = None) -> Batch:
         """Return all images, or those of another data set, as the pixels in 0..1 that a `PixelNetwork` takes."""
-        dataset = dataset or self.dataset
+        dataset = dataset or self.loader.dataset
         return _concatenate(Loader(dataset, self.batch_size, pipeline=network.pipeline, train=False))
 
     def training_set(self, max_images: int | None = None) -> Dataset:

@@ -14,8 +14,10 @@ from torch import Tensor
 
 from torchcaps._core.files import write_atomic
 from torchcaps._core.optional import import_optional
+from torchcaps.analysis import ANALYSES, Subject, run_analysis
 from torchcaps.data import Batch, Dataset, create_dataset
 from torchcaps.data.registry import find_spec
+from torchcaps.models import Network
 from torchcaps.reproduce.planner import Task, TaskPlan, ensemble_keys
 from torchcaps.reproduce.scales import Scale, run_spec, scaled_dataset
 from torchcaps.reproduce.schema import Measurement, Run
@@ -70,6 +72,25 @@ class MeasurementContext:
     def test_batch(self, run: TrainedRun, n: int, **options: Any) -> Batch:
         """Return ``n`` test images of the data set that a network was trained on."""
         return self.batch(run, run.spec.recipe.data, n, **{**run.spec.data_options, **options})
+
+    def analyze(
+        self, run: TrainedRun, analysis: str, n: int, data: str = "", model: Network | None = None, **options: Any
+    ) -> Any:
+        """Return the result of a registered analysis (`torchcaps.analysis.run_analysis`) on ``n`` test images.
+
+        Args:
+            run: the trained network.
+            analysis: name of the analysis.
+            n: number of images.
+            data: name of the data set; by default the one that the network was trained on.
+            model: a network that is analysed instead, on the same images.
+            options: options of the analysis.
+        """
+        batch = self.batch(run, data, n) if data else self.test_batch(run, n)
+        network = run.model if model is None else model
+        subject = Subject(network.name, network, batch, track=lambda n_steps: self.progress)
+        result = run_analysis(analysis, subject, **options).result
+        return result[subject.name] if ANALYSES.get(analysis).compares_models else result
 
 
 def first_of_each_class(labels: Tensor, n: int) -> Tensor:

@@ -40,17 +40,16 @@ def measure_reconstruction(
         n_shown: number of correctly classified images, and of misclassified ones with the highest confidence, that the
             record keeps for the figure.
     """
-    batch = context.test_batch(net, n_images)
-    result = reconstruct(net.model, batch.images, batch.labels, batch.targets, progress=context.progress)
+    result: Reconstructions = context.analyze(net, "reconstruction", n_images)
     correct, incorrect = result.correct.nonzero()[:, 0], (~result.correct).nonzero()[:, 0]
     by_confidence = result.confidence[incorrect].argsort(descending=True)
-    first = correct[first_of_each_class(batch.labels[correct], 1)]
+    first = correct[first_of_each_class(result.labels[correct], 1)]
     shown = torch.cat([first[:n_shown], incorrect[by_confidence][:n_shown]])
-    kept = reconstruct(net.model, batch.images[shown], batch.labels[shown], batch.targets[shown])
+    kept = reconstruct(net.model, result.images[shown], result.labels[shown], result.targets[shown])
     return {
-        "n": len(batch.labels),
+        "n": len(result.labels),
         "n_incorrect": len(incorrect),
-        "squared_error_per_pixel": float(result.error_by_label.mean()) / batch.targets[0].numel(),
+        "squared_error_per_pixel": float(result.error_by_label.mean()) / result.targets[0].numel(),
         **mean_with_interval("squared_error", result.error_by_label),
         **mean_with_interval("squared_error_of_incorrect_by_prediction", result.error_by_prediction[incorrect]),
         **mean_with_interval("squared_error_of_incorrect_by_label", result.error_by_label[incorrect]),
@@ -112,8 +111,7 @@ def measure_segmentation(
 ) -> dict[str, Any]:
     """Measure how well the reconstructions of two overlapping digits separate them (intersection over union, %)."""
     batch = context.test_batch(net, n_images)
-    inputs = (net.model, batch.images, batch.labels, batch.targets)
-    result = segment(*inputs, seed=context.seed, progress=context.progress)
+    result: Segmentation = context.analyze(net, "segmentation", n_images, seed=context.seed)
     correct, incorrect = result.correct.nonzero()[:n_shown, 0], (~result.correct).nonzero()[:n_shown, 0]
     shown = torch.cat([correct, incorrect])
     kept = segment(net.model, batch.images[shown], batch.labels[shown], batch.targets[shown], seed=context.seed)

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from torchcaps._core.serialize import result_from_dict, result_to_dict
-from torchcaps.analysis.affine import AffineSweep, affine_sweep, draw_affine
-from torchcaps.analysis.alignment import Alignment, draw_alignment, draw_cosines, measure_alignment
-from torchcaps.analysis.logits import LogitChange, draw_logit_change, logit_change
-from torchcaps.analysis.trajectories import Trajectories, draw_trajectories, find_trajectories
+from torchcaps.analysis.affine import AffineSweep, draw_affine
+from torchcaps.analysis.alignment import Alignment, draw_alignment, draw_cosines
+from torchcaps.analysis.logits import LogitChange, draw_logit_change
+from torchcaps.analysis.trajectories import Trajectories, draw_trajectories
 from torchcaps.models import create_model
 from torchcaps.reproduce.runner import MeasurementContext
 from torchcaps.reproduce.schema import Measurement
@@ -40,10 +40,7 @@ def measure_alignment_ratios(
     """Measure the alignment ratio (Choi 2019, eq. 15) by class and transform, and the cosines between the directions of
     opposite transforms.
     """
-    batch = context.test_batch(net, n_images)
-    result = measure_alignment(
-        net.model, batch.images, batch.labels, before_tanh=before_tanh, progress=context.progress
-    )
+    result: Alignment = context.analyze(net, "alignment", n_images, before_tanh=before_tanh)
     numbers: dict[str, Any] = {}
     for column, name in enumerate(TRANSFORMS):
         numbers[f"average {name}"] = float(result.averages[column])
@@ -86,8 +83,7 @@ def draw_cosine_histogram(measurement: Measurement, results: Results, out: Path)
 
 def measure_capsule_paths(context: MeasurementContext, net: TrainedRun, n_images: int = 500) -> dict[str, Any]:
     """Find two images whose capsules illustrate cosines of -1 and 1 between opposite transforms."""
-    batch = context.test_batch(net, n_images)
-    return result_to_dict(find_trajectories(net.model, batch.images, batch.labels, progress=context.progress))
+    return result_to_dict(context.analyze(net, "trajectories", n_images))
 
 
 def draw_capsule_paths(measurement: Measurement, results: Results, out: Path) -> None:
@@ -101,11 +97,10 @@ def measure_logit_changes(
     context: MeasurementContext, net: TrainedRun, n_images: int = 1_000, iterations: int = 6
 ) -> dict[str, Any]:
     """Measure the mean change of routing logits and couplings per iteration, before and after training."""
-    batch = context.test_batch(net, n_images)
     untrained = create_model(net.spec.model, **net.spec.model_options)
     numbers: dict[str, Any] = {}
     for stage, model in (("untrained", untrained), ("trained", net.model)):
-        result = logit_change(model, batch.images, iterations, progress=context.progress)
+        result: LogitChange = context.analyze(net, "logits", n_images, model=model, iterations=iterations)
         changes = zip(result.change[-1], result.coupling_change[-1], strict=True)
         for iteration, (logit, coupling) in enumerate(changes, start=1):
             numbers[f"{stage} {iteration}"] = float(logit)
@@ -161,8 +156,7 @@ def measure_affine_robustness(
             context.progress()
         numbers |= {name: 100 * state["correct"] / state["seen"], f"{name}_images": state["seen"]}
         state |= start
-    batch = context.batch(net, "expanded-mnist", n_sweep)
-    sweep = affine_sweep(net.model, batch.images, batch.labels, progress=context.progress)
+    sweep: AffineSweep = context.analyze(net, "affine", n_sweep, "expanded-mnist")
     checkpoint.remove()
     return {**numbers, "steps": net.step, **result_to_dict(sweep, "sweep_")}
 
