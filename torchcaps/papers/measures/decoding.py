@@ -45,7 +45,7 @@ def measure_reconstruction(
     by_confidence = result.confidence[incorrect].argsort(descending=True)
     first = correct[first_of_each_class(result.labels[correct], 1)]
     shown = torch.cat([first[:n_shown], incorrect[by_confidence][:n_shown]])
-    kept = reconstruct(net.model, result.images[shown], result.labels[shown], result.targets[shown])
+    shown_result = reconstruct(net.model, result.images[shown], result.labels[shown], result.targets[shown])
     return {
         "n": len(result.labels),
         "n_incorrect": len(incorrect),
@@ -53,7 +53,7 @@ def measure_reconstruction(
         **mean_with_interval("squared_error", result.error_by_label),
         **mean_with_interval("squared_error_of_incorrect_by_prediction", result.error_by_prediction[incorrect]),
         **mean_with_interval("squared_error_of_incorrect_by_label", result.error_by_label[incorrect]),
-        **result_to_dict(kept, "shown_"),
+        **result_to_dict(shown_result, "shown_"),
     }
 
 
@@ -83,12 +83,12 @@ def measure_perturbation(
     change = (result.decoded - result.unperturbed[:, None, None]).square().sum(dim=(-3, -2, -1))  # [B, D, A]
     at_ends = change[:, :, [0, -1]].mean(dim=(0, 2))
     index = min(shown, len(chosen) - 1)
-    kept = {
+    shown_result = {
         name: value if name in ("dims", "amounts") else value[index : index + 1]
         for name, value in result_to_dict(result).items()
     }
     return {
-        **kept,
+        **shown_result,
         "squared_change_by_dimension": at_ends,
         "largest_change": float(at_ends.max()),
         "smallest_change": float(at_ends.min()),
@@ -114,7 +114,7 @@ def measure_segmentation(
     result: Segmentation = context.analyze(net, "segmentation", n_images, seed=context.seed)
     correct, incorrect = result.correct.nonzero()[:n_shown, 0], (~result.correct).nonzero()[:n_shown, 0]
     shown = torch.cat([correct, incorrect])
-    kept = segment(net.model, batch.images[shown], batch.labels[shown], batch.targets[shown], seed=context.seed)
+    shown_result = segment(net.model, batch.images[shown], batch.labels[shown], batch.targets[shown], seed=context.seed)
     intensity = result.by_label.mean(2)  # [B, 2, H, W]
     assigned = (batch.images.mean(1, keepdim=True) > result.threshold) & (intensity > intensity.flip(1))
     overlaps = {
@@ -133,7 +133,7 @@ def measure_segmentation(
         "absent_foreground": 100 * result.mean_absent_foreground,
         "n": len(result.correct),
         "accuracy": 100 * float(result.correct.float().mean()),
-        **result_to_dict(kept, "shown_"),
+        **result_to_dict(shown_result, "shown_"),
     }
 
 
@@ -142,12 +142,12 @@ def draw_measured_segmentation(measurement: Measurement, results: Results, out: 
     numbers = results.first(measurement)
     if numbers is None:
         return
-    kept = result_from_dict(Segmentation, numbers, "shown_")
+    shown_result = result_from_dict(Segmentation, numbers, "shown_")
     means = {"mean_by_label": "by_label", "mean_by_prediction": "by_prediction", "mean_baseline": "baseline"}
     means |= {"mean_absent_foreground": "absent_foreground"}
-    kept = dataclasses.replace(kept, **{field: numbers[name] / 100 for field, name in means.items()})
+    shown_result = dataclasses.replace(shown_result, **{field: numbers[name] / 100 for field, name in means.items()})
     counts = (round(numbers["n"] * numbers["accuracy"] / 100), numbers["n"])
-    draw_segmentation(kept, out, results.title, counts=counts)
+    draw_segmentation(shown_result, out, results.title, counts=counts)
 
 
 def measure_foreign_decoder(
