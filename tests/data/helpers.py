@@ -33,3 +33,8 @@ def write_image(path: Path, size: tuple[int, int] = (20, 30), mode: str = "RGB",
 def make_rng(n_images: int, seed: int = 0) -> CounterRNG:
     """Return random numbers for images 0, 1, 2, ..."""
     return CounterRNG(seed, 0, torch.arange(n_images))
+
+
+def assert_bit_equal(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    """Fail with the number and position of the differing elements if two tensors are not equal."""
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)

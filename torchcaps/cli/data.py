@@ -287,7 +287,7 @@ def _sample(arguments: list[str]) -> None:
     train = flags.split == "train"
     if pipeline is not None:
         pipeline.output_shape(dataset.shape, train)  # raises if a transform can't be applied
-        if not pipeline.fitted:
+        if not pipeline.is_fitted:
             training_set = dataset if train else create_dataset(flags.name, "train", flags.data_dir, **options)
             pipeline = pipeline.fit(training_set)
     draw_grid(dataset, Path(flags.out), pipeline, flags.augmentation or "", flags.page, train)

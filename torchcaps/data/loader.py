@@ -82,7 +82,7 @@ class Loader:
             raise TypeError(f"pipeline must be a Pipeline or the name of one, got {pipeline!r}")
         self.dataset, self.batch_size, self.seed, self.num_workers = dataset, batch_size, seed, num_workers
         self.pipeline = create_pipeline(pipeline) if isinstance(pipeline, str) else pipeline
-        if not self.pipeline.fitted:
+        if not self.pipeline.is_fitted:
             if dataset.split != "train":
                 raise ValueError(
                     f"pipeline {pipeline!r} is not fitted and {dataset.name} is the split {dataset.split!r}: pass the "

@@ -69,9 +69,9 @@ class Pipeline:
         return shape
 
     @property
-    def fitted(self) -> bool:
+    def is_fitted(self) -> bool:
         """Whether all statistics of the training set that the transforms need are known."""
-        return all(transform.fitted for transform in self.transforms(True) + self.transforms(False))
+        return all(transform.is_fitted for transform in self.transforms(True) + self.transforms(False))
 
     def fit(self, dataset: Dataset) -> "Pipeline":
         """Return the pipeline with the statistics of a training set that it needs, such as the mean image."""
@@ -80,9 +80,9 @@ class Pipeline:
         for transforms in (self.transforms(True), self.transforms(False)):
             (scale, *_) = (transform.scale for transform in transforms if isinstance(transform, ScalePixels))
             for transform in transforms:
-                if not transform.fitted and (transform, scale) not in fitted:
+                if not transform.is_fitted and (transform, scale) not in fitted:
                     fitted[transform, scale] = transform.fit(dataset, scale)
-            lists.append([t if t.fitted else fitted[t, scale] for t in transforms])
+            lists.append([t if t.is_fitted else fitted[t, scale] for t in transforms])
         return Pipeline(*lists)
 
     def __call__(self, batch: Batch, seed: int = 0, epoch: int = 0, train: bool = True) -> Batch:

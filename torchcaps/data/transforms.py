@@ -54,7 +54,7 @@ class Transform:
         return shape
 
     @property
-    def fitted(self) -> bool:
+    def is_fitted(self) -> bool:
         """Whether all statistics of the training set that the transform needs are known."""
         return True
 
@@ -208,7 +208,7 @@ class SubtractMeanImage(Transform):
     mean: Tensor | None = field(default=None, repr=False, compare=False)
 
     @property
-    def fitted(self) -> bool:
+    def is_fitted(self) -> bool:
         """Whether the mean image is known."""
         return self.mean is not None
 

@@ -88,7 +88,7 @@ def open_data(spec: RunSpec) -> RunData:
             f"augmentation {recipe.augmentation!r} does not fit the images of {recipe.data}: {error}; choose another "
             "with --augmentation, or none with --augmentation ''"
         ) from error
-    if not pipeline.fitted:
+    if not pipeline.is_fitted:
         pipeline = pipeline.fit(train)
     return RunData(train, val, open_test_set(spec), pipeline)
 
