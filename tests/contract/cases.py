@@ -206,5 +206,5 @@ def gradients(layer: CapsuleLayer, children: Capsules, seed: int = 5) -> dict[st
             direction = torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor.dtype)
             total = total + (tensor * direction).sum()
     named = differentiable(layer, leaves)
-    found = torch.autograd.grad(total, list(named.values()), allow_unused=True)
-    return {n: torch.zeros_like(x) if g is None else g for (n, x), g in zip(named.items(), found, strict=True)}
+    results = torch.autograd.grad(total, list(named.values()), allow_unused=True)
+    return {n: torch.zeros_like(x) if g is None else g for (n, x), g in zip(named.items(), results, strict=True)}

@@ -52,9 +52,9 @@ def test_numbers_are_uniform_and_independent() -> None:
 
 
 def test_integers_include_both_ends() -> None:
-    found = Counter(CounterRNG(1, 0, torch.arange(90_000)).integers(-4, 4).tolist())
-    assert sorted(found) == list(range(-4, 5))
-    assert all(9_600 < count < 10_400 for count in found.values())
+    counts = Counter(CounterRNG(1, 0, torch.arange(90_000)).integers(-4, 4).tolist())
+    assert sorted(counts) == list(range(-4, 5))
+    assert all(9_600 < count < 10_400 for count in counts.values())
     high = torch.tensor([0, 5])
     assert int(CounterRNG(1, 0, torch.arange(2)).integers(0, high)[0]) == 0
     assert 0.24 < CounterRNG(2, 0, torch.arange(50_000)).bernoulli(0.25).double().mean() < 0.26
@@ -82,9 +82,9 @@ def test_permutations_of_epochs_and_seeds_are_uncorrelated() -> None:
 
 
 def test_small_permutations_are_uniform() -> None:
-    found = Counter(tuple(permute_indices(torch.arange(4), 4, seed, 0).tolist()) for seed in range(1_200))
-    assert len(found) == 24
-    assert 25 < min(found.values()) <= max(found.values()) < 80  # 50 on average
+    counts = Counter(tuple(permute_indices(torch.arange(4), 4, seed, 0).tolist()) for seed in range(1_200))
+    assert len(counts) == 24
+    assert 25 < min(counts.values()) <= max(counts.values()) < 80  # 50 on average
 
 
 def test_permutation_of_sixty_million() -> None:

@@ -37,7 +37,7 @@ class State(NamedTuple):
     def capsules(self) -> Capsules:
         """Return the parents of this iteration."""
         if self.pose is None:
-            raise ValueError("no routing step was taken yet, so there are no parents")
+            raise ValueError("the state has no parents: call step() before capsules()")
         return Capsules(self.pose, self.activation)
 
 

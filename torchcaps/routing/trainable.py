@@ -23,7 +23,7 @@ class Trainable(Routing):
     slot and parent type *at every output position*, while its transformation matrices are shared over positions, so
     the layer must know its grid.
 
-    There is no nonlinearity between transform and coupling, so in a dense layer ``c_ij W_ij`` is one linear map: the
+    Transform and coupling have no nonlinearity between them, so in a dense layer ``c_ij W_ij`` is one linear map: the
     couplings change the optimisation, not the set of functions.
 
     Args:
