@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 from torchcaps._core import files
-from torchcaps._core.files import STAGING_PREFIX, atomic_path, reason_of, staging_directory, write_atomic
+from torchcaps._core.files import (
+    STAGING_PREFIX,
+    atomic_path,
+    move_tree_into_place,
+    reason_of,
+    staging_directory,
+    write_atomic,
+)
 
 
 class WriteError(Exception):
@@ -85,3 +92,20 @@ def test_staging_directory_in_a_directory_that_is_removed_meanwhile(
     with staging_directory(directory) as staging:
         assert staging.is_dir()
     assert len(calls) == 2
+
+
+def test_move_tree_into_place_merges_directories(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    for name in ("a/1", "a/b/2"):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text(name)
+    (target / "a").mkdir(parents=True)
+    (target / "a/own").write_text("own")
+    (target / "a/1").write_text("old")
+    move_tree_into_place(source, target)
+    content = {str(path.relative_to(target)): path.read_text() for path in target.rglob("*") if path.is_file()}
+    assert content == {"a/1": "a/1", "a/b/2": "a/b/2", "a/own": "own"}
+    move_tree_into_place(target, tmp_path / "renamed")
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "source") == ["renamed"]
+    move_tree_into_place(tmp_path / "renamed/a/1", tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "a/1"
