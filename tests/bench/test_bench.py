@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.commands import refusal, run
+from tests.cli.commands import run_command, usage_error
 from tests.tolerances import SAME, relative_rms
 from torchcaps.bench import CASES, Case, compare, matmul_rate, measure_case, use_naive_votes
 from torchcaps.bench.cases import Work
@@ -98,7 +98,7 @@ def test_row_of_a_case() -> None:
 
 
 def test_command_prints_and_records(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    text = run(capsys, "bench", "small", "--repeat", "1", "--out", str(tmp_path / "speed.json"))
+    text = run_command(capsys, "bench", "small", "--repeat", "1", "--out", str(tmp_path / "speed.json"))
     assert CASES["small"].title in text
     record = json.loads((tmp_path / "speed.json").read_text())
     assert set(record) == {"command", "finished", "seed", "machine", "rows"}
@@ -106,10 +106,10 @@ def test_command_prints_and_records(capsys: pytest.CaptureFixture[str], tmp_path
 
 
 def test_command_rejects_invalid_arguments(tmp_path: Path) -> None:
-    assert "'dynamic-last'" in refusal("bench", "dynamic-lst")  # the nearest name
-    assert "--repeat" in refusal("bench", "--repeat", "0")
-    assert str(tmp_path / "none") in refusal("bench", "small", "--out", str(tmp_path / "none/x.json"))
-    assert "capsnet_smal:3" in refusal("bench", "capsnet_smal:3")
+    assert "'dynamic-last'" in usage_error("bench", "dynamic-lst")  # the nearest name
+    assert "--repeat" in usage_error("bench", "--repeat", "0")
+    assert str(tmp_path / "none") in usage_error("bench", "small", "--out", str(tmp_path / "none/x.json"))
+    assert "capsnet_smal:3" in usage_error("bench", "capsnet_smal:3")
 
 
 def test_growth_is_drawn(tmp_path: Path) -> None:

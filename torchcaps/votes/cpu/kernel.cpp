@@ -1,14 +1,14 @@
 // One pass over the votes of a capsule layer, forward or backward, without storing them.
 //
-// The axis that runs through the vector registers is not a capsule's but the images' and places': a lane is one
-// (image, place) pair. Every step of a routing is then the same for all lanes, whatever the number of children,
-// parents or dimensions: dot products, softmax and sums need no shuffling, and transformation matrices are read as
-// single numbers that a register is filled with. Votes live in registers, a few at a time, and are made again where they
-// are needed again: that costs less than to write them down, even to the nearest cache.
+// The vectorised axis is not one of the capsules but images and output positions: a lane is one (image, position) pair.
+// Every step of a routing is then the same for all lanes, for any number of children, parents or dimensions: dot
+// products, softmax and sums need no shuffles, and elements of transformation matrices are broadcast to a register.
+// Votes live in registers, a few at a time, and are recomputed if they are needed again, which is cheaper than writing
+// them even to the first-level cache.
 //
-// A block of slots goes through the parents together, so that what belongs to a parent is loaded once for all of them.
+// A block of slots is processed together for each parent, so that the data of a parent is loaded once per block.
 //
-// Letters are those of torchcaps.capsules. Panels are [rows][lanes]: what a slot reads [A * X], parents [J * D] with
+// Letters are those of torchcaps.capsules. Panels are [rows][lanes]: the input of a slot [A * X], parents [J * D] with
 // d = a * Y + y, couplings [J].
 
 #include <algorithm>
@@ -22,8 +22,8 @@
 
 namespace {
 
-// What a vector register holds, and how many there are. A vector wider than its register is taken apart, and what does
-// not fit into the registers goes through memory: slower than the arithmetic, and to compile by far.
+// Size and number of the vector registers. Wider vectors would be split by the compiler, and values that do not fit into
+// the registers would be spilled to memory: slower than the arithmetic, and much slower to compile.
 #if defined(__AVX512F__)
 constexpr int BYTES = 64, REGISTERS = 32;
 #elif defined(__AVX__)
@@ -33,7 +33,7 @@ constexpr int BYTES = 16, REGISTERS = 32;
 #else
 constexpr int BYTES = 16, REGISTERS = 16;
 #endif
-constexpr int TILE = REGISTERS / 2;  // vectors that are added up side by side; the others hold what is added
+constexpr int TILE = REGISTERS / 2;  // accumulators; the other registers contain operands
 
 template <class T>
 struct Vector {
@@ -45,7 +45,7 @@ typedef int32_t Ints __attribute__((vector_size(BYTES)));
 typedef Vector<float>::Type Floats;
 typedef Vector<double>::Type Doubles;
 
-inline Floats exp_of(Floats x) {  // Cephes' expf: 2^n times a polynomial, 1 unit in the last place or two
+inline Floats exp_of(Floats x) {  // Cephes' expf: 2^n times a polynomial, accurate to 1 or 2 ulp
   const Floats low = Floats{} - 87.0f, magic = Floats{} + 12582912.0f;
   x = x < low ? low : x;
   const Floats n = (x * 1.44269504088896341f + magic) - magic;
@@ -67,8 +67,8 @@ inline Doubles exp_of(Doubles x) {
   return x;
 }
 
-// The sums over the lanes of as many vectors as a vector has lanes, as one vector: two by two, halves are put beside each
-// other and added, then quarters, and so on. Sum k ends in lane k.
+// Return the sums over the lanes of N vectors as one vector: halves of pairs are joined and added, then quarters, and so
+// on. Sum k is in lane k.
 template <class V, int Half, size_t... L>
 inline V folded(V a, V b, std::index_sequence<L...>) {
   constexpr int N = sizeof...(L);
@@ -89,21 +89,21 @@ extern "C" {
 
 enum Kind : int64_t { SUM, DOT, SQSUM, SQDIST, ATTEND };
 
-// What torchcaps/votes/cpu/kernel.py fills in, in this order.
+// Arguments of a pass; torchcaps/votes/cpu/kernel.py has the same fields in the same order.
 struct Pass {
-  int64_t kind, leak, through;          // leak: a competitor with no parent; through: whether couplings have a gradient
-  int64_t lanes, slots, types, cells;   // lanes: images times places
-  int64_t rows, columns, parents, outs;  // A, X of one read, J, Y
-  int64_t by_type;                      // a slot reads its whole window
+  int64_t kind, leak, through;          // leak: add a competitor without parent; through: gradients of couplings
+  int64_t lanes, slots, types, cells;   // lanes: images times output positions
+  int64_t rows, columns, parents, outs;  // A, X of one child, J, Y
+  int64_t by_type;                      // whether a slot reads its whole window
   int64_t sites[2], grid[2], kernel[2], stride[2], before[2];
-  int64_t steps[4];                     // from one image, row, column, type of the children to the next
-  int64_t chunk;                        // lanes at a time
+  int64_t steps[4];                     // strides of image, row, column and type of the children
+  int64_t chunk;                        // lanes per chunk
   int64_t begin, end;                   // forward: lanes; backward: child types
   const void *pose, *weight, *bias;     // children, [I, X, J, Y], [I, J, D] or null
   const void *pairs, *first, *second;   // [lanes, I, J]; [lanes, J, D] twice: coupling; query or mean; scale
   void* result;                         // forward
   const void* gradient;                 // of the result
-  void *pose_grad, *weight_grad, *bias_grad;  // added to
+  void *pose_grad, *weight_grad, *bias_grad;  // accumulated into
   void *pairs_grad, *first_grad, *second_grad;
 };
 
@@ -111,7 +111,7 @@ struct Pass {
 
 namespace {
 
-constexpr int BLOCK = 4;  // slots that go through the parents together
+constexpr int BLOCK = 4;  // slots that are processed together
 
 template <class T>
 class Runner {
@@ -127,7 +127,7 @@ class Runner {
         Y(p.outs),
         D(A * Y),
         nb(p.chunk / N) {
-    places.resize(p.cells * p.chunk);
+    positions.resize(p.cells * p.chunk);
     const int64_t rows = 2 * BLOCK * A * X + 4 * J * D + D + 3 * BLOCK * J;
     memory = static_cast<V*>(std::aligned_alloc(64, sizeof(V) * rows * nb));
     V* next = memory;
@@ -176,10 +176,10 @@ class Runner {
  private:
   bool of_parents() const { return p.kind != DOT && p.kind != SQDIST; }
 
-  // The gradient of a result of parents has the place of the second argument, which no such reduction has.
+  // The gradient of a per-parent result uses the buffer of the second argument, which these reductions do not have.
   V* result_gradient() const { return second; }
 
-  // Once for a chunk: where each lane's window lies, and the parents' panels.
+  // Once per chunk: the window positions of each lane, and the parents' panels.
   void enter(int64_t end) {
     used = std::min(p.chunk, end - start);
     outside = false;
@@ -191,7 +191,7 @@ class Runner {
         const int64_t column = site % p.sites[1] * p.stride[1] - p.before[1] + cell % p.kernel[1];
         const bool inside = row >= 0 && row < p.grid[0] && column >= 0 && column < p.grid[1];
         outside |= !inside;
-        places[cell * p.chunk + lane] =
+        positions[cell * p.chunk + lane] =
             inside ? image * p.steps[0] + row * p.steps[1] + column * p.steps[2] : int64_t(-1);
       }
     if (p.first) load_parents(first, static_cast<const T*>(p.first));
@@ -201,10 +201,10 @@ class Runner {
     std::memset(static_cast<void*>(other), 0, sizeof(V) * J * D * nb);
   }
 
-  // What each pass does with the votes ----------------------------------------------------------------------------
+  // Computation of each pass ----------------------------------------------------------------------------
   //
-  // A function that is given tiles of votes copies what it points to: what it reads through `this` would have to be read
-  // again after every vector that it writes.
+  // Functions of tiles copy the pointers they use: the compiler would have to reload members of `this` after every
+  // store.
 
   void reduce() {
     switch (p.kind) {
@@ -214,8 +214,8 @@ class Runner {
         break;
       case SQDIST:
         clear(l);
-        visit([&](int64_t place) {
-          const V *mean = first + place, *scale = second + place;
+        visit([&](int64_t offset) {
+          const V *mean = first + offset, *scale = second + offset;
           return [=, to = l[k] + parent * nb, Y = Y, nb = nb](auto& vote, int64_t b) {
             sum_votes(vote, to + b, [&](int64_t row, int w, V own) {
               const V apart = own - mean[row * nb + b + w];
@@ -234,8 +234,8 @@ class Runner {
     if (p.kind == DOT || p.kind == SQDIST) {
       for (k = 0; k < n; ++k) store_pairs(l[k], static_cast<T*>(p.result));
     } else if (p.kind == SQSUM) {
-      visit([&](int64_t place) {
-        return [=, mean = first + place, to = sum + place, own = c[k] + parent * nb, Y = Y, nb = nb](auto& vote, int64_t b) {
+      visit([&](int64_t offset) {
+        return [=, mean = first + offset, to = sum + offset, own = c[k] + parent * nb, Y = Y, nb = nb](auto& vote, int64_t b) {
           each_vote(vote, [&](int64_t row, int w, V v) {
             const V apart = v - mean[row * nb + b + w];
             to[row * nb + b + w] += own[b + w] * apart * apart;
@@ -248,11 +248,11 @@ class Runner {
     }
   }
 
-  // From the gradient of the result to that of the votes, parent by parent, and of the arguments.
+  // Gradients of the votes, parent by parent, and of the arguments, given the gradient of the result.
   void differentiate() {
     const V* G = result_gradient();
     const bool of_result = p.kind == SUM || p.kind == SQSUM;
-    if (p.kind != ATTEND)  // c: the coupling, or the gradient of a result that is one for each pair
+    if (p.kind != ATTEND)  // c: the coupling, or the gradient of a result per slot and parent
       for (k = 0; k < n; ++k) load_pairs(c[k], static_cast<const T*>(of_result ? p.pairs : p.gradient));
     switch (p.kind) {
       case SUM:
@@ -265,9 +265,9 @@ class Runner {
         break;
       case SQSUM:
         clear(dc);
-        visit([&](int64_t place) {
-          return [=, mean = first + place, g = G + place, own = c[k] + parent * nb, of_own = dc[k] + parent * nb,
-                  of_mean = sum + place, slope = dv + place - parent * D * nb, Y = Y, nb = nb](auto& vote, int64_t b) {
+        visit([&](int64_t offset) {
+          return [=, mean = first + offset, g = G + offset, own = c[k] + parent * nb, of_own = dc[k] + parent * nb,
+                  of_mean = sum + offset, slope = dv + offset - parent * D * nb, Y = Y, nb = nb](auto& vote, int64_t b) {
             sum_votes(vote, of_own + b, [&](int64_t row, int w, V v) {
               const int64_t at = row * nb + b + w;
               const V apart = v - mean[at], pull = g[at] * apart, of_vote = T(2) * own[b + w] * pull;
@@ -279,9 +279,9 @@ class Runner {
         }, true);
         break;
       case SQDIST:
-        visit([&](int64_t place) {
-          return [=, mean = first + place, scale = second + place, own = c[k] + parent * nb, of_mean = sum + place,
-                  of_scale = other + place, slope = dv + place - parent * D * nb, Y = Y, nb = nb](auto& vote, int64_t b) {
+        visit([&](int64_t offset) {
+          return [=, mean = first + offset, scale = second + offset, own = c[k] + parent * nb, of_mean = sum + offset,
+                  of_scale = other + offset, slope = dv + offset - parent * D * nb, Y = Y, nb = nb](auto& vote, int64_t b) {
             each_vote(vote, [&](int64_t row, int w, V v) {
               const int64_t at = row * nb + b + w;
               const V apart = v - mean[at], of_vote = T(2) * own[b + w] * scale[at] * apart;
@@ -300,8 +300,8 @@ class Runner {
           break;
         }
         clear(l), clear(dc);
-        visit([&](int64_t place) {
-          return [=, query = first + place, g = G + place, to = l[k] + parent * nb, more = dc[k] + parent * nb, Y = Y,
+        visit([&](int64_t offset) {
+          return [=, query = first + offset, g = G + offset, to = l[k] + parent * nb, more = dc[k] + parent * nb, Y = Y,
                   nb = nb](auto& vote, int64_t b) {
             sum_votes(vote, to + b, [&](int64_t row, int w, V v) { return query[row * nb + b + w] * v; }, Y);
             sum_votes(vote, more + b, [&](int64_t row, int w, V v) { return g[row * nb + b + w] * v; }, Y);
@@ -309,9 +309,9 @@ class Runner {
         });
         softmax();
         for (k = 0; k < n; ++k) through_softmax(c[k], dc[k], l[k], J, nb);
-        visit([&](int64_t place) {
-          return [=, query = first + place, g = G + place, own = c[k] + parent * nb, slope = l[k] + parent * nb,
-                  of_query = sum + place, of_vote = dv + place - parent * D * nb, Y = Y, nb = nb](auto& vote, int64_t b) {
+        visit([&](int64_t offset) {
+          return [=, query = first + offset, g = G + offset, own = c[k] + parent * nb, slope = l[k] + parent * nb,
+                  of_query = sum + offset, of_vote = dv + offset - parent * D * nb, Y = Y, nb = nb](auto& vote, int64_t b) {
             each_vote(vote, [&](int64_t row, int w, V v) {
               const int64_t at = row * nb + b + w;
               of_query[at] += slope[b + w] * v;
@@ -329,26 +329,26 @@ class Runner {
     for (k = 0; k < n; ++k) std::memset(static_cast<void*>(panels[k]), 0, sizeof(V) * J * nb);
   }
 
-  // Σ_d x v, one number for each parent.
+  // Σ_d x v, one value per parent.
   void agree(const V* with, V* const* to) {
     clear(to);
-    visit([&](int64_t place) {
-      return [=, x = with + place, sums = to[k] + parent * nb, Y = Y, nb = nb](auto& vote, int64_t b) {
+    visit([&](int64_t offset) {
+      return [=, x = with + offset, sums = to[k] + parent * nb, Y = Y, nb = nb](auto& vote, int64_t b) {
         sum_votes(vote, sums + b, [&](int64_t row, int w, V v) { return x[row * nb + b + w] * v; }, Y);
       };
     });
   }
 
-  // Add all votes, each times its pair's coefficient, to a panel of parents.
+  // Add all votes, weighted by the coefficient of slot and parent, to a panel of parents.
   void accumulate(V* const* coefficients, V* to) {
-    visit([&](int64_t place) {
-      return [=, own = coefficients[k] + parent * nb, sums = to + place, Y = Y, nb = nb](auto& vote, int64_t b) {
+    visit([&](int64_t offset) {
+      return [=, own = coefficients[k] + parent * nb, sums = to + offset, Y = Y, nb = nb](auto& vote, int64_t b) {
         each_vote(vote, [&](int64_t row, int w, V v) { sums[row * nb + b + w] += own[b + w] * v; }, Y);
       };
     });
   }
 
-  // dv = c x, and on to weights and children.
+  // dv = c x, then the gradients of weights and children.
   void push_products(V* const* c, const V* x) {
     for (parent = 0; parent < J; ++parent)
       for (k = 0; k < n; ++k) {
@@ -362,7 +362,7 @@ class Runner {
       for (int64_t b = 0; b < nb; ++b) to[b] = c[b] * x[b];
   }
 
-  // c = softmax over the parents of l.
+  // c = softmax of l over the parents.
   void softmax() {
     for (k = 0; k < n; ++k) softmax_of(l[k], c[k], J, nb, p.leak);
   }
@@ -396,7 +396,7 @@ class Runner {
   template <int TA, int TY, int TB>
   using Tile = V[TA][TY][TB];  // rows, columns, vectors of lanes
 
-  // Call a function with (row among the parent's numbers, vector of lanes, vote) for all votes of a tile.
+  // Call a function with (pose component, vector of lanes, vote) for all votes of a tile.
   template <int TA, int TY, int TB, class F>
   static inline __attribute__((always_inline)) void each_vote(const Tile<TA, TY, TB>& vote, F function, int64_t Y) {
     for (int h = 0; h < TA; ++h)
@@ -404,8 +404,7 @@ class Runner {
         for (int w = 0; w < TB; ++w) function(h * Y + i, w, vote[h][i][w]);
   }
 
-  // The same, and add up what the function returns: to[lanes]. Four sums side by side, since each addition has to wait
-  // for the one before it.
+  // The same, and accumulate the results in to[lanes]. Four independent accumulators hide the latency of the additions.
   template <int TA, int TY, int TB, class F>
   static inline __attribute__((always_inline)) void sum_votes(const Tile<TA, TY, TB>& vote, V* to, F function,
                                                               int64_t Y) {
@@ -416,8 +415,8 @@ class Runner {
     for (int w = 0; w < TB; ++w) to[w] += (part[0][w] + part[1][w]) + (part[2][w] + part[3][w]);
   }
 
-  // Make every vote of the block, parent by parent and tile by tile, and give the tiles to a function, which `make`
-  // makes for the tile's place in a panel of parents. With pushing, the dv that it leaves goes on to the children.
+  // Compute all votes of the block, parent by parent and tile by tile, and call a function on each tile, which `make`
+  // creates for the tile's position in a panel of parents. With pushing, the resulting dv is propagated to the children.
   template <class F>
   void visit(F make, bool pushing = false) {
     for (parent = 0; parent < J; ++parent)
@@ -450,10 +449,10 @@ class Runner {
   inline void tile(int64_t a, int64_t y, F& make) {
     const T* bias = p.bias ? static_cast<const T*>(p.bias) + ((slot + k) * J + parent) * D + a * Y + y : nullptr;
     constexpr bool WHOLE = TA * TY * TB == TILE;
-    constexpr int USUAL = WHOLE && TA == 4 ? 4 : WHOLE && TA == 1 ? 8 : 0;  // X of Tsai 2020, and of Sabour 2017
+    constexpr int FIXED_X = WHOLE && TA == 4 ? 4 : WHOLE && TA == 1 ? 8 : 0;  // X of Tsai 2020, and of Sabour 2017
     const auto function = make((parent * D + a * Y + y) * nb);
-    if (USUAL && X == USUAL)
-      make_tile<TA, TY, TB, USUAL>(u[k] + a * X * nb, weight() + parent * Y + y, bias, X, J * Y, Y, nb, function);
+    if (FIXED_X && X == FIXED_X)
+      make_tile<TA, TY, TB, FIXED_X>(u[k] + a * X * nb, weight() + parent * Y + y, bias, X, J * Y, Y, nb, function);
     else
       make_tile<TA, TY, TB, 0>(u[k] + a * X * nb, weight() + parent * Y + y, bias, X, J * Y, Y, nb, function);
   }
@@ -472,7 +471,7 @@ class Runner {
   static inline __attribute__((always_inline)) void lanes_tile(const V* u, const T* weight, const T* bias, int64_t X,
                                                                int64_t step, int64_t Y, int64_t nb, int64_t b,
                                                                const F& function) {
-    if (XS) X = XS;  // known when compiled: no loop is left
+    if (XS) X = XS;  // a compile-time constant: the loop is unrolled
     Tile<TA, TY, TB> vote;
     for (int h = 0; h < TA; ++h)
       for (int i = 0; i < TY; ++i)
@@ -515,7 +514,7 @@ class Runner {
     }
   }
 
-  // dW = u^T dv, summed over rows and lanes: each number a vector of lanes until the end.
+  // dW = u^T dv, summed over rows and lanes; the sum over lanes is taken last.
   template <int H>
   void weight_rows(T* to, const V* left) {
     constexpr int W = std::max(1, N / H);
@@ -567,19 +566,19 @@ class Runner {
 
   // Between memory and panels -------------------------------------------------------------------------------------
 
-  // What a slot reads, [A * X][lanes]: zeros outside the grid, and in lanes that are not used.
+  // Input of a slot, [A * X][lanes]: zeros for padding and for unused lanes.
   void read() {
     T* panel = reinterpret_cast<T*>(u[k]);
     const T* pose = static_cast<const T*>(p.pose);
     if (used < p.chunk || outside) std::memset(static_cast<void*>(u[k]), 0, sizeof(V) * A * X * nb);
-    each_read([&](int64_t place, int64_t row, int64_t lane) { panel[row * p.chunk + lane] = pose[place]; });
+    each_read([&](int64_t offset, int64_t row, int64_t lane) { panel[row * p.chunk + lane] = pose[offset]; });
   }
 
   void write_back() {
     if (!p.pose_grad) return;
     const T* panel = reinterpret_cast<const T*>(du[k]);
     T* pose = static_cast<T*>(p.pose_grad);
-    each_read([&](int64_t place, int64_t row, int64_t lane) { pose[place] += panel[row * p.chunk + lane]; });
+    each_read([&](int64_t offset, int64_t row, int64_t lane) { pose[offset] += panel[row * p.chunk + lane]; });
   }
 
   template <class F>
@@ -588,11 +587,11 @@ class Runner {
     const int64_t first_cell = p.by_type ? 0 : (slot + k) / p.types, type = (slot + k) % p.types;
     for (int64_t cell = 0; cell < reads; ++cell)
       for (int64_t lane = 0; lane < used; ++lane) {
-        const int64_t place = places[(first_cell + cell) * p.chunk + lane];
-        if (place < 0) continue;
+        const int64_t offset = positions[(first_cell + cell) * p.chunk + lane];
+        if (offset < 0) continue;
         for (int64_t a = 0; a < A; ++a)
           for (int64_t x = 0; x < own; ++x)
-            function(place + type * p.steps[3] + a * own + x, a * X + cell * own + x, lane);
+            function(offset + type * p.steps[3] + a * own + x, a * X + cell * own + x, lane);
       }
   }
 
@@ -620,20 +619,20 @@ class Runner {
     const T* panel = reinterpret_cast<const T*>(from);
     for (int64_t lane = 0; lane < used; ++lane)
       for (int64_t d = 0; d < J * D; ++d) {
-        T& place = to[(start + lane) * J * D + d];
-        place = (add ? place : T(0)) + panel[d * p.chunk + lane];
+        T& offset = to[(start + lane) * J * D + d];
+        offset = (add ? offset : T(0)) + panel[d * p.chunk + lane];
       }
   }
 
   const Pass& p;
   const int64_t A, X, J, Y, D, nb;  // nb: vectors of lanes in a chunk
-  int64_t start = 0, used = 0;      // the chunk's first lane, and how many it has
-  bool outside = false;             // whether any of its windows reaches beyond the grid
-  int64_t slot = 0, n = 0;          // the block's first slot, and how many it has
-  int64_t k = 0, parent = 0;        // the slot of the block and the parent that are at work
-  std::vector<int64_t> places;
+  int64_t start = 0, used = 0;      // first lane of the chunk, and its number of lanes
+  bool outside = false;             // whether any of its windows reads padding
+  int64_t slot = 0, n = 0;          // first slot of the block, and its number of slots
+  int64_t k = 0, parent = 0;        // current slot of the block and current parent
+  std::vector<int64_t> positions;
   V* memory;
-  V *u[BLOCK], *du[BLOCK], *c[BLOCK], *l[BLOCK], *dc[BLOCK];  // of each slot: what it reads, couplings, logits
+  V *u[BLOCK], *du[BLOCK], *c[BLOCK], *l[BLOCK], *dc[BLOCK];  // per slot: input, couplings, logits and gradients
   V *first, *second, *sum, *other, *dv;
 };
 
