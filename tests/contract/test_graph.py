@@ -1,4 +1,4 @@
-"""Compiling, exporting, saving, copying: the same values, and no parameter left out."""
+"""torch.compile, torch.export, state_dict, copies and the meta device: equal values, gradients of all parameters."""
 
 import copy
 import pickle
@@ -26,7 +26,7 @@ def fresh_compiler():
 
 @STREAMED
 @over(GRAPH_CASES)
-def test_one_graph_under_compile(case: Case, streamed: bool) -> None:
+def test_compile_without_graph_breaks(case: Case, streamed: bool) -> None:
     layer, children = case.layer(streamed), case.children()
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     assert relative_rms(compiled(children).pose, layer(children).pose) < CLOSE
@@ -37,7 +37,7 @@ def test_one_graph_under_compile(case: Case, streamed: bool) -> None:
 
 @STREAMED
 @over(GRAPH_CASES)
-def test_export_with_a_dynamic_batch(case: Case, streamed: bool) -> None:
+def test_export_with_dynamic_batch(case: Case, streamed: bool) -> None:
     layer, children = case.layer(streamed), case.children(batch=3)
     batch = torch.export.Dim("batch", min=1, max=64)
     program = torch.export.export(layer, (children.pose,), dynamic_shapes=({0: batch},))
@@ -47,7 +47,7 @@ def test_export_with_a_dynamic_batch(case: Case, streamed: bool) -> None:
 
 
 class EveryLayerKind(nn.Module):
-    """Image to capsules to image: primary, convolutional and dense layers, a schedule, a decoder."""
+    """A model of all layer kinds: primary, convolutional and dense capsules, a stack and a decoder."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ def test_every_layer_kind_under_inductor() -> None:
         assert relative_rms(found, expected) < CLOSE
 
 
-def test_every_layer_kind_exports_with_a_dynamic_batch() -> None:
+def test_every_layer_kind_exports_with_dynamic_batch() -> None:
     model = EveryLayerKind().eval()
     batch = torch.export.Dim("batch", min=1, max=64)
     example = (torch.rand(3, 1, 12, 12), torch.tensor([0, 4, 2]))
@@ -114,7 +114,7 @@ def test_every_parameter_receives_a_gradient(case: Case) -> None:
 
 
 @over(DEFAULT_CASES)
-def test_nothing_is_written_during_forward(case: Case) -> None:
+def test_forward_sets_no_attributes(case: Case) -> None:
     layer, children = case.layer(), case.children()
     before = {name: value for name, value in vars(layer).items() if not name.startswith("_")}
     layer(children)
@@ -123,8 +123,8 @@ def test_nothing_is_written_during_forward(case: Case) -> None:
 
 @STREAMED
 @over(DEFAULT_CASES)
-def test_shapes_can_be_told_without_memory(case: Case, streamed: bool) -> None:
-    """On the meta device, where nothing is computed, and for a batch of no images."""
+def test_meta_device_and_empty_batch(case: Case, streamed: bool) -> None:
+    """Output shapes on the meta device, and for a batch without images."""
     layer, children = case.layer(streamed), case.children()
     expected = layer(children).pose.shape
     meta = Capsules(*(tensor.to("meta") for tensor in children))

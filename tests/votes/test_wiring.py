@@ -1,4 +1,4 @@
-"""Any geometry: the window against torch's own convolution, streamed against stored."""
+"""Random geometries: windows equal torch's convolution, streamed votes equal stored votes."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ def geometries(draw: st.DrawFn) -> dict[str, Any]:
 
 @settings(deadline=None, max_examples=60, derandomize=True)
 @given(geometries(), small, small)
-def test_the_summed_votes_are_torchs_convolution(geometry: dict[str, Any], types: int, parents: int) -> None:
+def test_sum_of_votes_equals_a_convolution(geometry: dict[str, Any], types: int, parents: int) -> None:
     """With uniform coupling and vector poses, a capsule layer before its squash is a convolution over J."""
     layer = ConvCapsules(types, 2, parents, 3, routing=Uniform(), **geometry).double()
     pose = torch.randn(2, *geometry["grid"], types, 2, dtype=torch.float64)
@@ -59,8 +59,8 @@ def test_streamed_equals_stored_for_any_geometry(geometry: dict[str, Any], types
 
 @settings(deadline=None, max_examples=60, derandomize=True)
 @given(geometries(), small)
-def test_every_child_inside_a_window_is_read_there(geometry: dict[str, Any], types: int) -> None:
-    """Give each child its own number and look where it turns up."""
+def test_slots_read_the_children_of_their_window(geometry: dict[str, Any], types: int) -> None:
+    """Give each child a unique value and compare what every slot reads."""
     layer = ConvCapsules(types, 1, 1, 1, routing=Uniform(), **geometry)
     height, width = geometry["grid"]
     numbers = torch.arange(1, height * width * types + 1).view(1, height, width, types, 1).float()
