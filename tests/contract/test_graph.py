@@ -24,8 +24,7 @@ def fresh_compiler():
     torch.compiler.reset()
 
 
-@STREAMED
-@over(GRAPH_CASES)
+@over(GRAPH_CASES, n=14, streamed={"stored": False, "streamed": True})
 def test_compile_without_graph_breaks(case: Case, streamed: bool) -> None:
     layer, children = case.layer(streamed), case.children()
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
@@ -35,8 +34,7 @@ def test_compile_without_graph_breaks(case: Case, streamed: bool) -> None:
         assert relative_rms(found[f"_orig_mod.{name}" if f"_orig_mod.{name}" in found else name], gradient) < CLOSE
 
 
-@STREAMED
-@over(GRAPH_CASES)
+@over(GRAPH_CASES, n=14, streamed={"stored": False, "streamed": True})
 def test_export_with_dynamic_batch(case: Case, streamed: bool) -> None:
     layer, children = case.layer(streamed), case.children(batch=3)
     batch = torch.export.Dim("batch", min=1, max=64)
