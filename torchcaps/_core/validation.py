@@ -51,6 +51,7 @@ def check_fields(owner: Any) -> None:
 
 
 def _check_field(owner: Any, name: str, annotation: Any) -> None:
+    """Raise an error if the value of a field is not of its annotated type, or not one of its literals."""
     value = getattr(owner, name)
     if typing.get_origin(annotation) is Literal:
         choices = typing.get_args(annotation)

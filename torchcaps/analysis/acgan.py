@@ -303,6 +303,7 @@ def train_acgan(
 
 
 def _check_images(images: Tensor, classes: int) -> None:
+    """Raise a ValueError if the GAN can't be trained on these images and this number of classes."""
     if images.dim() != 4 or tuple(images.shape[1:]) != (1, IMAGE_SIZE, IMAGE_SIZE):
         shape = f"[N, 1, {IMAGE_SIZE}, {IMAGE_SIZE}]"
         raise ValueError(f"images must be {shape}, the size that this GAN generates, got {list(images.shape)}")

@@ -232,6 +232,7 @@ class AttackOptions:
 
 
 def _run(subjects: Sequence[Subject], options: AttackOptions) -> dict[str, AttackResult]:
+    """Attack each model, by its own gradients or by those of ``options.source``."""
     source = None if options.source is None else options.source.pixel_network()
     results = {}
     for subject in subjects:

@@ -273,6 +273,7 @@ def draw_affine(results: Mapping[str, AffineSweep], out: Path | str, title: str 
 
 
 def _run(subjects: Sequence[Subject], options: NoOptions) -> dict[str, AffineSweep]:
+    """Measure the accuracy of each model on transformed images."""
     results = {}
     for subject in subjects:
         batch = subject.batch()

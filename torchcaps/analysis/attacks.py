@@ -122,6 +122,7 @@ def pgd(
     generators = [torch.Generator().manual_seed(seed * 1_000_003 + restart) for restart in range(restarts)]
 
     def attack_batch(clean: Tensor, hot: Tensor) -> Tensor:
+        """Return, for each image, the result with the lowest margin over all random starts."""
         best, lowest = clean, torch.full((len(clean),), torch.inf, dtype=clean.dtype)
         for generator in generators:
             start = clean + eps * (2 * torch.rand(clean.shape, generator=generator, dtype=clean.dtype) - 1)
@@ -181,6 +182,7 @@ class _Ball:
 
 
 def _step_size(eps: Bound, steps: int, step_size: Bound | None) -> Bound:
+    """Return the step size; default: ``2.5 * eps / steps``."""
     if steps < 1:
         raise ValueError(f"steps must be 1 or more, got {steps}")
     if step_size is None:

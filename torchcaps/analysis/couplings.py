@@ -233,7 +233,11 @@ def normalized_entropy(coupling: Tensor, routing: Routing, wiring: Wiring) -> Te
 
 
 def _class_maps(coupling: Tensor, wiring: Wiring, grid: tuple[int, ...], types: int, classes: Tensor) -> Tensor:
-    """Sum the couplings to a class over the children at each position: ``[B, T, *L, I, J] -> [B, T, H, W]``."""
+    """Sum the couplings to each image's class over the children at each position, by iteration ``T``.
+
+    Shapes:
+        coupling ``[B, T, *L, I, J]``, classes ``[B]`` ``-> [B, T, H, W]``
+    """
     parent = classes.view(-1, *[1] * (coupling.dim() - 1)).expand(*coupling.shape[:-1], 1)
     to_class = coupling.gather(-1, parent).squeeze(-1).flatten(2)  # [B, T, slots]
     child = wiring.index(coupling.device).flatten()  # ordered by (row, column, type), in dense layers too
@@ -279,6 +283,7 @@ def draw_couplings(
 
 
 def _draw_maps(figure: Any, result: CouplingMaps, layer: LayerCouplings, n: int, classes: Sequence[str] | None) -> None:
+    """Draw one row per image: the image, then its coupling map of each iteration."""
     assert layer.maps is not None
     selected = round_robin_indices(result.classes, torch.ones(len(result.classes)))[:n]
     maps = layer.maps[selected].float()
@@ -325,6 +330,7 @@ def _draw_maps(figure: Any, result: CouplingMaps, layer: LayerCouplings, n: int,
 
 
 def _draw_entropy(axes: Any, result: CouplingMaps, has_entropy: bool) -> None:
+    """Draw mean and standard deviation of the entropy by iteration, and the reasons for missing values."""
     reasons: dict[str, list[str]] = {}
     lowest, n_iterations = 0.99, 1
     for number, layer in enumerate(result.layers):

@@ -154,6 +154,7 @@ def _activity(measure: str, capsules: Capsules, coupling: Tensor | None) -> Tens
 
 
 def _count_dead(name: str, measure: str, why: str, peak: Tensor | None, threshold: float) -> DeadLayer:
+    """Return the counts of a layer; without activities (``peak`` is ``None``), a result with the reason ``why``."""
     if peak is None:
         return DeadLayer(name, measure, why, None, 0, 0, 0.0, None, 0)
     dead = (peak <= threshold).reshape(-1, peak.shape[-1])  # [positions, N]

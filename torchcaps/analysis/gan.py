@@ -188,6 +188,7 @@ class GanComparison:
 
 
 def _run(subjects: Sequence[Subject], options: GanOptions) -> GanComparison:
+    """Train a GAN on the training set; after each epoch measure the error of all models on generated images."""
     first = subjects[0]
     dataset = first.training_set(options.max_train_images)
     real = dataset.get_batch(torch.arange(len(dataset)))

@@ -217,6 +217,7 @@ class PerturbedImage:
 
 
 def _run(subject: Subject, options: PerturbationOptions) -> PerturbedImage:
+    """Perturb one image, of ``options.class_name`` if given: the first correctly classified one, if there is any."""
     batch = subject.batch()
     progress = subject.track(subject.n_batches() + 1)
     hot = multi_hot_labels(subject.model, batch.labels).cpu()

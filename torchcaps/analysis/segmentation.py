@@ -210,6 +210,7 @@ def draw_segmentation(
 def _draw_groups(
     groups: list[tuple[str, list[Any]]], title: str, subtitle: str, result: Segmentation, n: int, out: Path | str
 ) -> None:
+    """Draw each group as a heading and columns of input and coloured reconstructions."""
     side, left = 0.95, 0.62
     width = left + side * max(n, 6) + 0.1
     heights = [0.75 + 2 * side if columns else 0.4 for _, columns in groups]

@@ -233,6 +233,7 @@ def train_universal(
 
 
 def _check_images(model: Network, images: Tensor, test_images: Tensor, eps: float, low: Bound, high: Bound) -> None:
+    """Raise a ValueError for images with several classes, of another shape, or outside of low..high."""
     if model.n_objects != 1:
         raise ValueError(f"a universal perturbation needs one class per image, but images of {model.name} have several")
     if not eps > 0:
@@ -280,6 +281,7 @@ class UniversalOptions:
 
 
 def _run(subjects: Sequence[Subject], options: UniversalOptions) -> dict[str, UniversalPerturbation]:
+    """Train and evaluate one perturbation per model."""
     eval_interval = max(1, options.iterations // 20)
     n_evaluations = 1 + ceil(options.iterations / eval_interval) + 3
     results = {}

@@ -110,6 +110,7 @@ def model_work(name: str, batch: int, train: bool) -> Callable[[bool], Work]:
     """Return a `Case.make` for a training step or an inference of a model."""
 
     def make(naive: bool) -> Work:
+        """Return the step of the model, with naive or with its own votes."""
         torch.manual_seed(0)
         model = create_model(name).train(train)
         if naive:

@@ -194,6 +194,8 @@ def _run_names(runs: list[TrainedRun]) -> dict[str, TrainedRun]:
 
 
 def _subject(name: str, run: TrainedRun, dataset: Dataset, arguments: Any, bar: Progress) -> Subject:
+    """Return a run as the subject of an analysis: model, images, training set and progress bar."""
+
     def open_training_set(max_images: int | None) -> Dataset:
         images = limit_images(open_dataset(run, arguments, "train"), max_images)
         run.loader(images)  # raises if they do not fit the network
@@ -209,6 +211,7 @@ def _subject(name: str, run: TrainedRun, dataset: Dataset, arguments: Any, bar: 
 
 
 def _print_report(report: AnalysisReport, runs: list[TrainedRun], dataset: Dataset, files: list[Path]) -> None:
+    """Print notes, table and files of an analysis."""
     for run in runs:
         if run.note:
             print(f"torchcaps: {run.note}", file=sys.stderr)
@@ -245,6 +248,7 @@ def _format(value: Any, spec: str) -> str:
 def _report_as_json(
     report: AnalysisReport, runs: list[TrainedRun], dataset: Dataset, files: list[Path]
 ) -> dict[str, Any]:
+    """Return the content of ``--json``."""
     summary = report.summary
     options = {name: getattr(report.options, name) for name in report.analysis.flags}
     names = [subject.name for subject in report.subjects]

@@ -124,6 +124,8 @@ def _mebibytes(n_bytes: float) -> str:
 
 
 def _print_speed(rows: list[Row]) -> None:
+    """Print times of the cases against the naive baseline and against a matrix product."""
+
     def cells(row: Row) -> list[str]:
         cpu, most = row["cpu_seconds"], row["max_matmul_ratio"]
         ratio = f"{row['matmul_ratio']:.1f}" + (f" (at most {most:g})" if most else "")
@@ -140,6 +142,7 @@ def _print_speed(rows: list[Row]) -> None:
 
 
 def _print_memory(rows: list[Row]) -> None:
+    """Print peak memory of training steps against the naive baseline."""
     for row in _of_kind(rows, "memory"):
         ours = row["torchcaps"]
         text = f"{row['model']}, training step with batch size {row['batch_size']}: {_mebibytes(ours['step_bytes'])}"
@@ -169,6 +172,8 @@ def _print_estimates(rows: list[Row]) -> None:
 
 
 def _print_data(rows: list[Row]) -> None:
+    """Print times of data loading against those of a training step."""
+
     def cells(row: Row) -> list[str]:
         times = [_milliseconds(row["batch_seconds"]), f"{row['step_seconds']:.2f} s"]
         return [row["case"], row["model"], *times, f"{100 * row['fraction']:.2f} %"]
@@ -181,6 +186,8 @@ def _print_data(rows: list[Row]) -> None:
 
 
 def _print_training(rows: list[Row]) -> None:
+    """Print overhead of the training loop, times by number of processes, and start-up times."""
+
     def loop_cells(row: Row) -> list[str]:
         overhead = [_milliseconds(row["overhead_seconds"]), f"{100 * row['overhead_fraction']:.2f} %"]
         return [row["model"], str(row["batch_size"]), f"{row['step_seconds']:.3f} s", *overhead]

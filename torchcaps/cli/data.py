@@ -131,6 +131,7 @@ def _find_checked_spec(parser: Parser, flags: Any, options: dict[str, Any]) -> D
 
 
 def _list(arguments: list[str]) -> None:
+    """Run ``torchcaps data list``."""
     parser = Parser(
         prog="torchcaps data list",
         description="List the data sets and whether their files exist locally. Example: torchcaps data list --json",
@@ -174,6 +175,7 @@ def _summarize(name: str, root: str | None) -> dict[str, Any]:
 
 
 def _get(arguments: list[str]) -> None:
+    """Run ``torchcaps data get``."""
     description = (
         "Download the files of a data set. Each file is verified by its published checksum (affNIST, which has none, "
         "by the CRCs of its archives) and written atomically. Existing files are not downloaded again. "
@@ -200,6 +202,7 @@ def _get(arguments: list[str]) -> None:
 
 
 def _check(arguments: list[str]) -> None:
+    """Run ``torchcaps data check``; raise a DataError for missing or damaged files."""
     description = (
         "Verify the files of a data set by their published checksums, load it, count its images and print statistics. "
         "Nothing is downloaded; existing archives are extracted. The exit code is not 0 if files are missing or wrong. "
@@ -268,6 +271,7 @@ def _print_report(split: str, report: dict[str, Any]) -> None:
 
 
 def _sample(arguments: list[str]) -> None:
+    """Run ``torchcaps data sample``."""
     description = (
         "Draw a page of sample images: one row per class; overlapping digits in different colors; with --augmentation, "
         "each image next to its augmented versions. "

@@ -97,6 +97,7 @@ def _confused_with(evaluation: Evaluation, index: int, classes: tuple[str, ...])
 
 
 def _to_json(runs: list[TrainedRun], dataset: Dataset, results: dict[str, Evaluation]) -> dict[str, Any]:
+    """Return the content of ``--json``."""
     return {
         "data": dataset.name,
         "split": dataset.split,

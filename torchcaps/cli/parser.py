@@ -38,6 +38,7 @@ class _HelpFormatter(DefaultHelpFormatter):
     """Help with the type, the allowed values and the default of each flag."""
 
     def _get_help_string(self, action: argparse.Action) -> str:
+        """Return the help text of a flag with its type and default (overrides `argparse.HelpFormatter`)."""
         text = action.help or ""
         if not action.option_strings or action.nargs == 0 or action.option_strings[-1].endswith("help"):
             return text
@@ -143,7 +144,7 @@ def _options(annotation: Any) -> tuple[Any, ...]:
 
 
 def _check_value(annotation: Any, value: str) -> str:
-    """Return a value as YAML; raise a ValueError that states what is accepted."""
+    """Validate a flag's value against its type and return it as YAML; raise a ValueError that lists accepted values."""
     options = _options(annotation)
     if types.NoneType in options and value.lower() in NONE_WORDS:
         return "null"
@@ -207,6 +208,7 @@ def _type_text(annotation: Any) -> str:
 
 
 def _default_text(value: Any) -> str:
+    """Return a default value as it is written on the command line."""
     if isinstance(value, Namespace | dict) and "class_path" in value:
         fields = ", ".join(f"{name}={item!r}" for name, item in dict(value["init_args"]).items())
         return f"{value['class_path'].rpartition('.')[2]}({fields})"

@@ -91,6 +91,7 @@ def _write_figures(run: TrainedRun, prediction: Prediction, out: Path, name: str
 
 
 def _print_prediction(run: TrainedRun, prediction: Prediction, files: list[Path]) -> None:
+    """Print the predicted classes of an image and a bar chart of the highest scores."""
     classes = " and ".join(prediction.classes) or "no class"
     print(f"{prediction.path}: {classes}" + (f"  ({prediction.note})" if prediction.note else ""))
     by_score = sorted(range(len(run.classes)), key=lambda index: -prediction.scores[index])[:MAX_CLASSES_SHOWN]
@@ -105,6 +106,7 @@ def _print_prediction(run: TrainedRun, prediction: Prediction, files: list[Path]
 
 
 def _to_json(run: TrainedRun, prediction: Prediction, files: list[Path]) -> dict[str, Any]:
+    """Return the content of ``--json`` for one image."""
     return {
         "image": str(prediction.path),
         "classes": list(prediction.classes),

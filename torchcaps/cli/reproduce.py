@@ -104,6 +104,7 @@ def _take_values(parser: Parser, words: list[str], flag: str) -> tuple[list[str]
 
 
 def _check_options(parser: Parser, options: Any) -> None:
+    """Exit with an error for invalid options; set the default of ``seeds`` and parse ``shard``."""
     _check_scale(parser, options.scale)
     for name in ("results", "work"):
         if not options[name]:
@@ -134,6 +135,7 @@ def _check_writable(parser: Parser, name: str, directory: Path) -> None:
 
 
 def _reproduce(paper: Paper, items: list[Item], store: RecordStore, options: Any) -> None:
+    """Print the plan of each item, execute it, and write and print the tables."""
     settings = {"num_threads": options.num_threads, "data_dir": _absolute(options.data_dir)}
     settings = {name: value for name, value in settings.items() if value is not None}
     for item in items:
@@ -228,6 +230,7 @@ def _list_papers() -> None:
 
 
 def _list_items(paper: Paper) -> None:
+    """Print a paper's claims, cost, items and deviations."""
     print(f"{paper.citation}\n")
     print(f"Claims: {paper.summary}\nCost: {paper.cost}\nScale cpu: {paper.cpu_scale}\n")
     table = start_table("item", "in the paper", "description", "rows", right=("rows",))

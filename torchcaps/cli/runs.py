@@ -85,6 +85,7 @@ def _exit(message: str, code: int, print_message: bool) -> NoReturn:
 
 
 def _print_summary(result: TrainResult) -> None:
+    """Print stop reason, test results and files of a finished run."""
     minutes = f"{result.seconds / 60:.1f} minutes" if result.seconds >= 60 else f"{result.seconds:.0f} seconds"
     reason = STOP_DESCRIPTIONS[result.stop_reason]
     print(f"\nFinished: {reason}, after {result.epochs:.4g} epochs ({result.steps:,} steps) in {minutes}.\n")

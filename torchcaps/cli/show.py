@@ -60,6 +60,7 @@ def list_command(arguments: list[str]) -> None:
 
 
 def _model_row(name: str) -> dict[str, Any]:
+    """Return the row of a model in ``torchcaps list``."""
     entry = find_model(name)
     with torch.device("meta"):
         model = create_model(name)
@@ -122,6 +123,7 @@ def _estimate_memory(model: Network, summary: Summary, batch_size: int) -> dict[
 
 
 def _print_layers(model: Network, summary: Summary) -> None:
+    """Print the layer table of a model."""
     entry = find_model(model.name)
     paper = f"{entry.paper}, " if entry.paper else ""
     published = f" (published: {entry.published})" if entry.published and model.spec == entry.spec else ""
@@ -136,6 +138,7 @@ def _print_layers(model: Network, summary: Summary) -> None:
 
 
 def _print_memory(model: Network, summary: Summary, memory: dict[str, TrainingMemory], batch_size: int) -> None:
+    """Print the estimated training memory, and the path of each capsule layer."""
     print(f"Memory to train on a CPU with batches of {batch_size}, MiB:")
     columns = ("weights", f"{model.recipe.optimizer.name} state", "tensors of a step", "overhead", "total")
     table = start_table("", *columns, right=columns)
@@ -171,6 +174,7 @@ def _recipe_text(recipe: Recipe) -> str:
 
 
 def _to_json(model: Network, summary: Summary, memory: dict[str, TrainingMemory], batch_size: int) -> dict[str, Any]:
+    """Return the content of ``--json``."""
     entry = find_model(model.name)
     return {
         "name": model.name,

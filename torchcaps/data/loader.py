@@ -141,6 +141,7 @@ class Loader:
         return self.pipeline(batch.to(self.device), self.seed, epoch, self.train)
 
     def _iterate_with_workers(self, epoch: int, batch_indices: range) -> Iterator[Batch]:
+        """Yield batches that worker processes prepare."""
         loader = DataLoader(
             _EpochBatches(self, epoch),
             batch_size=None,

@@ -31,6 +31,7 @@ class Convolution(nn.Conv2d):
         return F.linear(rows, self.weight.flatten(1), self.bias).permute(0, 3, 1, 2)
 
     def _uses_window_product(self, images: Tensor) -> bool:
+        """Return whether `forward` computes a matrix product: few images, many weights, inference on a CPU."""
         return (
             uses_window_product(images.shape[0])  # first: a traced graph is for any batch size
             and images.dim() == 4

@@ -229,6 +229,7 @@ class DenseCapsules(CapsuleLayer):
         super().__init__(as_routing(routing), geometry, weight_size, streamed, init)
 
     def _check_shape(self, children: Capsules) -> Capsules:
+        """Return the children as ``[B, I, K]``; raise a ValueError for another number or size of them."""
         shape = children.pose.shape
         expected = f"[B, {self.geometry.types}, {self.geometry.child_dim}]"
         if len(shape) not in (3, 5):
@@ -335,6 +336,7 @@ class ConvCapsules(CapsuleLayer):
         return routing.wire(types, grid=grid, kernel=self.kernel_size, stride=self.stride, padding=padding)
 
     def _check_shape(self, children: Capsules) -> Capsules:
+        """Return the children; raise a ValueError for other types, size or grid than those of the layer."""
         shape, geometry = children.pose.shape, self.geometry
         if len(shape) != 5:
             raise ValueError(

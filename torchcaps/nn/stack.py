@@ -55,6 +55,7 @@ class CapsuleStack(nn.Module):
             self._check_concurrent()
 
     def _check_concurrent(self) -> None:
+        """Raise a ValueError if the routings can't be iterated concurrently."""
         routings = [layer.routing for layer in self._capsule_layers()]
         counts = [routing.iterations for routing in routings]
         if len(set(counts)) > 1:
@@ -87,6 +88,7 @@ class CapsuleStack(nn.Module):
         return (parents, traces) if trace else parents
 
     def _sequential(self, capsules: Capsules, trace: bool) -> tuple[Capsules, tuple[Trace, ...]]:
+        """Finish the routing of each layer before that of the next."""
         traces = []
         for layer in self._capsule_layers():
             if trace:
@@ -97,6 +99,7 @@ class CapsuleStack(nn.Module):
         return capsules, tuple(traces)
 
     def _concurrent(self, capsules: Capsules, iterations: int, trace: bool) -> tuple[Capsules, tuple[Trace, ...]]:
+        """Update all layers in each iteration, from the previous iteration of the layer below."""
         layers = self._capsule_layers()
         now: list[State] = []
         for layer in layers:

@@ -48,6 +48,7 @@ CAPSNET_C10_PLUS = CAPSNET_C10.replace(augmentation="choi2019.cifar10+")
 
 
 def _seven(name: str, run: Run) -> Measurement:
+    """Return the accuracy of an ensemble of seven networks on CIFAR-10."""
     return Measurement(
         f"choi2019-{name}",
         measure_ensemble,
@@ -247,6 +248,7 @@ _WRONG_AXIS = (
 
 
 def _alignment_row(label: str, measurement: Measurement, key: str, note: str = "") -> TableRow:
+    """Return a row with one alignment ratio per transformation."""
     printed = _PRINTED.get(label)
     cells = {}
     for index, name in enumerate(TRANSFORMS):

@@ -64,6 +64,7 @@ def _hundred(model: str, ten: Run) -> Run:
 
 
 def _table_row(label: str) -> TableRow:
+    """Return a row of Table 1: accuracies and sizes on CIFAR-10 and CIFAR-100."""
     run, hundred, ten, hundreds = _ROWS[label]
     other = _hundred(hundred, run)
     note = _BEST_OF if label == "Inverted attention, ResNet" else ""
@@ -291,6 +292,7 @@ DIVERSE_COST = Measurement(
 
 
 def _diverse_row(label: str) -> TableRow:
+    """Return a row on DiverseMultiMNIST: accuracy, size, inference time and memory."""
     model, accuracy, size, narrow = _DIVERSE[label]
     run = Run(model, cpu={**PAIRS, **narrow})
     if label == _BY_ADAM:

@@ -201,7 +201,10 @@ def make_plan(
 
 
 def _run_names(item: Item) -> dict[Source, str]:
-    """Return a description of each run: its first row, with the column if there are several, or its measurement."""
+    """Return the display name of each run.
+
+    This is the label of its first row (and the column, if runs are in several), or the measurement that needs it.
+    """
     cells = [(row.label, column, cell.source) for row in item.rows for column, cell in row.cells.items()]
     columns = {column for _, column, source in cells if isinstance(source, Run)}
     names: dict[Source, str] = {}
@@ -243,6 +246,7 @@ def _keys_to_repeat(keys: list[RecordKey], store: RecordStore) -> set[RecordKey]
 
 
 def _run_task(key: RecordKey, store: RecordStore, timed: bool, settings: dict[str, Any]) -> Task:
+    """Return the task of a run: state, remaining steps, and, if ``timed``, estimated seconds and memory."""
     assert isinstance(key.source, Run)
     directory = store.run_directory(key)
     spec = run_spec(key.source, store.scale, key.seed, **settings)
@@ -266,6 +270,7 @@ _IMAGES: dict[str, RunData] = {}  # cache: many runs read the same images
 
 
 def _open_images(spec: RunSpec) -> RunData:
+    """Return the data of a run; cached, since many runs have equal data settings."""
     recipe = spec.recipe
     names = (recipe.data, recipe.test_data, recipe.augmentation, recipe.val_fraction)
     options = (spec.max_train_images, spec.max_test_images, spec.data_options, spec.test_options)

@@ -82,6 +82,7 @@ def format_estimate(estimate: Estimate | None, unit: str) -> str:
 
 
 def _format_number(number: float, unit: str) -> str:
+    """Return a number with the decimals of its unit, otherwise with `SIGNIFICANT_DIGITS`."""
     if unit == "numbers":
         return f"{number:,.0f}"
     if unit in DECIMALS:
@@ -251,6 +252,7 @@ def write_report(
 
 
 def _render_paper(paper: Paper, store: RecordStore, out: Path, update_items: bool) -> str:
+    """Return all items of a paper as Markdown; report items with unreadable records in ``store.problems``."""
     lines = [f"## {paper.name}", "", paper.citation, "", f"The paper's claims: {paper.summary}", ""]
     lines += [f"At the scale `cpu`: {paper.cpu_scale}", ""]
     for item in paper.items:

@@ -251,6 +251,7 @@ def execute_plan(
 
 
 def _train(key: RecordKey, store: RecordStore, progress: PlanProgress, settings: dict[str, Any]) -> TaskResult:
+    """Train a run, or resume it, and write its record."""
     assert isinstance(key.source, Run)
     directory = store.run_directory(key)
     spec = run_spec(key.source, store.scale, key.seed, checkpoint_interval_minutes=1.0, **settings)
@@ -289,6 +290,7 @@ def _check_settings(directory: RunDirectory, spec: RunSpec) -> None:
 
 
 def _measure(key: RecordKey, store: RecordStore, progress: PlanProgress, settings: dict[str, Any]) -> TaskResult:
+    """Execute a measurement, if its runs and dependencies are finished, and write its record."""
     measurement = key.source
     assert isinstance(measurement, Measurement)
     runs: dict[str, Any] = {}

@@ -195,6 +195,7 @@ class Item:
         return self._select(selectors, list(self.columns), "column")
 
     def _select(self, selectors: list[str], names: list[str], kind: str) -> tuple[str, ...]:
+        """Return the names that match the selectors (indices from 1, or parts of names), in the order of the item."""
         selected: set[str] = set()
         for selector in selectors:
             if selector.isdigit() and 1 <= int(selector) <= len(names):

@@ -267,6 +267,7 @@ class Results:
 
 
 def _test_set(record: dict[str, Any]) -> tuple[Any, ...]:
+    """Return the data set, options and number of images that a run was tested on."""
     config = record["config"]
     same_data = not config["test_data"]
     options = config["data_options"] if same_data else config["test_options"]

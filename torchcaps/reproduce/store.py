@@ -125,6 +125,7 @@ class RecordStore:
         return record is not None and has_diverged(record)
 
     def _load(self, path: Path) -> dict[str, Any] | None:
+        """Return the record in a file, or ``None`` if there is none; raise or collect the problem of a damaged file."""
         try:
             return _read_record(path)
         except (FileNotFoundError, NotADirectoryError):
@@ -197,6 +198,7 @@ class RecordStore:
         self._write_run(key, spec, results, describe_machine())
 
     def _write_run(self, key: RecordKey, spec: RunSpec, results: dict[str, Any], machine: dict[str, Any]) -> None:
+        """Write a record of a run with its configuration, settings and learning curve."""
         assert isinstance(key.source, Run)
         rows = read_metrics(self.run_directory(key).metrics)
         values = {
@@ -221,6 +223,7 @@ class RecordStore:
         self._write(key, {**values, "arrays": sorted(arrays), "machine": describe_machine()}, arrays)
 
     def _write(self, key: RecordKey, values: dict[str, Any], arrays: dict[str, Tensor]) -> None:
+        """Write a record as JSON, with its arrays in an ``.npz`` file next to it."""
         path = self.path(key)
         if arrays:
             numpy = import_optional("numpy", "arrays of records")
@@ -287,6 +290,7 @@ def has_diverged(record: dict[str, Any]) -> bool:
 
 
 def _check_run_results(results: dict[str, Any]) -> None:
+    """Raise a ValueError if the results of a run are incomplete or invalid."""
     for name in ("accuracy", "n", "seconds", "steps", "epochs"):
         if name not in results:
             raise ValueError(f"missing result {name!r}")

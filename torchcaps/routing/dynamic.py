@@ -67,6 +67,7 @@ class Dynamic(Routing):
         return self._step(coefficients, votes, children, state)
 
     def _step(self, coefficients: Mapping[str, Tensor], votes: Votes, children: Capsules, state: State) -> State:
+        """Return the next state: logits by agreement with the previous parents, couplings, new parents."""
         # <v_ij, v_j> is linear in v_j, so the accumulated logits are the agreement with the sum of all previous
         # parents. State.memory accumulates the parents, which are far smaller than the logits.
         query = None if state.pose is None else state.pose if state.memory is None else state.memory + state.pose

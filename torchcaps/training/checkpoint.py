@@ -130,6 +130,7 @@ class CheckpointWriter:
         precision: Mapping[str, Any],
         previous: Path | None = None,
     ) -> None:
+        """Write a checkpoint; if that fails, the error states the last checkpoint and how to continue."""
         plain = {"run": state.to_plain(), **self._constants, "precision": precision}
         try:
             write_checkpoint(path, tensors | self._pipeline, plain, previous)
@@ -267,6 +268,7 @@ def _unshare(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
 
 
 def _checksum(tensors: Mapping[str, Tensor], state: str) -> str:
+    """Return the SHA-256 of the tensors (names, dtypes, shapes, bytes) and the state."""
     digest = hashlib.sha256(state.encode())
     for name in sorted(tensors):
         tensor = tensors[name]

@@ -262,6 +262,7 @@ def predict(
 
 
 def _read(path: Path, image_format: ImageFormat, fill: str = "black", background: str = "white") -> Tensor:
+    """Read an image file; raise a DataError, also for warnings of Pillow."""
     if path.stat().st_size == 0:
         raise DataError(f"{path} can't be read as an image: the file is empty")
     try:

@@ -1,4 +1,4 @@
-"""A run from start to report: what ``torchcaps train`` and ``torchcaps.fit`` do."""
+"""Train or resume a run, from opening the data to the results, figures and report."""
 
 import contextlib
 import dataclasses
@@ -268,6 +268,7 @@ def _evaluate_test_set(trainer: Trainer) -> dict[str, Evaluation]:
 
 
 def _evaluate(trainer: Trainer, loader: Loader) -> Evaluation:
+    """Evaluate on the test set; after a signal raise `RunInterrupted` with the command that repeats it."""
     try:
         return trainer.evaluate(loader)
     except EvaluationInterrupted:

@@ -119,6 +119,7 @@ def limit_images(dataset: Dataset, max_images: int | None) -> Dataset:
 
 
 def _open_split(name: str, split: str, data_dir: str | None, options: dict[str, Any]) -> Dataset:
+    """Return a split of a data set; raise an error that states the flag to use if there is none."""
     if not name:
         raise ValueError("the model's recipe has no data set: choose one with --data (see 'torchcaps data list')")
     if name == "folder" and data_dir is None:

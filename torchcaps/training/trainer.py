@@ -295,6 +295,7 @@ class Trainer:
             raise EvaluationInterrupted
 
     def _update_best(self, result: Evaluation) -> None:
+        """Save the weights if they are the best so far; otherwise count the evaluation for early stopping."""
         state = self.state
         if state.best.is_worse_than(result.accuracy, result.loss):
             state.best = BestResult(result.accuracy, result.loss, state.step, self.epoch)

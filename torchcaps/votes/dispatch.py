@@ -270,10 +270,14 @@ def _is_plain(tensor: Tensor, like: Tensor) -> bool:
 
 
 def folds_mix(weight: Tensor, rows: int) -> bool:
-    """Return whether `Votes.mix` multiplies its kernel into the weights: cheaper if a vote has at least ``I`` values.
+    """Return whether `Votes.mix` multiplies its kernel into the weights instead of computing votes.
 
-    By count of multiply-adds: mixing ``I`` values per parent from the children costs ``I`` products per weight row
-    instead of ``Y``.
+    This needs fewer multiply-adds if there are at most as many children as a vote has columns, ``I <= Y``: ``I``
+    instead of ``Y`` per row of the weights. It requires vector poses and weights that are shared by all positions.
+
+    Args:
+        weight: transformation matrices, ``[I, X, J, Y]``.
+        rows: rows of a pose, ``A``; 1 for vectors.
     """
     return weight.dim() == 4 and rows == 1 and weight.shape[0] <= weight.shape[-1]
 

@@ -198,7 +198,7 @@ def _as_kernel(matrix: Tensor, wiring: Wiring) -> Tensor:
 
 
 def _from_kernel(kernel: Tensor, wiring: Wiring, n_parents: int) -> Tensor:
-    """Inverse of `_as_kernel`."""
+    """Return the matrices ``[I, X, J, Y]`` in a kernel ``[J * Y, N * X, *kernel]``: the inverse of `_as_kernel`."""
     cells = kernel.permute(0, 2, 3, 1).flatten(1, 2).unflatten(-1, (wiring.types, -1))  # [J * Y, cells, N, X]
     cells = cells.unflatten(0, (n_parents, -1))
     if wiring.slot_kind == "type":
