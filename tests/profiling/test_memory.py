@@ -91,17 +91,17 @@ def test_heap_reuses_holes_and_maps_large_blocks() -> None:
     blocks = [heap.allocate(64_000) for _ in range(3)]
     heap.free(blocks[0])
     heap.free(blocks[1])  # merged into one hole of twice the size
-    assert heap.held == 192_000
+    assert heap.n_bytes == 192_000
     heap.allocate(100_000)
-    assert heap.held == 192_000  # fits into the hole
+    assert heap.n_bytes == 192_000  # fits into the hole
     heap.allocate(64_000)
-    assert heap.held == 256_000  # does not fit into the rest
+    assert heap.n_bytes == 256_000  # does not fit into the rest
     large = heap.allocate(MEBIBYTE)
-    assert heap.held == 256_000 + MEBIBYTE
+    assert heap.n_bytes == 256_000 + MEBIBYTE
     heap.free(large)  # mapped, so returned at once; from now on blocks of this size come from the heap
-    assert heap.held == 256_000
+    assert heap.n_bytes == 256_000
     heap.free(heap.allocate(MEBIBYTE // 2))
-    assert heap.held == 256_000 + MEBIBYTE // 2  # and are kept
+    assert heap.n_bytes == 256_000 + MEBIBYTE // 2  # and are kept
     assert heap.peak == 256_000 + MEBIBYTE
 
 

@@ -9,16 +9,16 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import torchcaps
 from tests.models.narrow import CAPSULE_MODELS, EVERY, narrow
-from torchcaps.profiling.summary import LayerRow, Summary, layer_paths, summarize
+from torchcaps.profiling.summary import LayerRow, ModelSummary, layer_paths, summarize
 from torchcaps.routing import EM, Dynamic, InvertedAttention
-from torchcaps.votes.dispatch import Path
+from torchcaps.votes.dispatch import VotePath
 
 
 @EVERY
 def test_parameters_add_up(name: str) -> None:
     model = narrow(name)
     summary = summarize(model)
-    assert type(summary) is Summary
+    assert type(summary) is ModelSummary
     assert summary.parameters == sum(p.numel() for p in model.parameters())
     lines = str(summary).splitlines()
     assert lines[0].startswith(f"{name}: {type(model.spec).__name__}(image=")
@@ -108,7 +108,7 @@ def test_layer_paths_follow_the_batch_size_and_the_option() -> None:
     with torch.device("meta"):
         model = torchcaps.create_model("sabour2017_mnist")
     summary = summarize(model)
-    assert layer_paths(model, summary, batch_size=1) == {"digit": Path.STORED}  # 0.7 MiB, one lane
+    assert layer_paths(model, summary, batch_size=1) == {"digit": VotePath.STORED}  # 0.7 MiB, one lane
     assert layer_paths(model, summary, batch_size=512)["digit"].is_streamed  # 360 MiB
     model.capsules.layers["digit"].streamed = False
-    assert layer_paths(model, summary, batch_size=512) == {"digit": Path.STORED}
+    assert layer_paths(model, summary, batch_size=512) == {"digit": VotePath.STORED}

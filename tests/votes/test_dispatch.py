@@ -7,7 +7,7 @@ from tests.tolerances import SAME, relative_rms
 from torchcaps.nn import ConvCapsules, DenseCapsules
 from torchcaps.nn.conv import Convolution
 from torchcaps.votes import DenseVotes, StreamedVotes, dispatch
-from torchcaps.votes.dispatch import THRESHOLDS, Path, choose_path, describe_auto
+from torchcaps.votes.dispatch import THRESHOLDS, VotePath, choose_path, describe_auto
 
 WEIGHT = torch.empty(8, 4, 3, 4, device="meta")
 WIDE = torch.empty(8, 32, 3, 32, device="meta")
@@ -30,18 +30,18 @@ def test_table_explains_every_threshold() -> None:
 
 def test_explicit_option_wins(kernel: bool) -> None:
     for vote_bytes in (SMALL, MEDIUM, LARGE):
-        assert choose_path(False, WEIGHT, vote_bytes, 64) is Path.STORED
-        streamed = Path.STREAMED_KERNEL if kernel else Path.STREAMED_TORCH
+        assert choose_path(False, WEIGHT, vote_bytes, 64) is VotePath.STORED
+        streamed = VotePath.STREAMED_KERNEL if kernel else VotePath.STREAMED_TORCH
         assert choose_path(True, WEIGHT, vote_bytes, 64) is streamed
 
 
 def test_auto_chooses_by_size_lanes_and_kernel(kernel: bool) -> None:
-    fast = Path.STREAMED_KERNEL if kernel else Path.STREAMED_TORCH
+    fast = VotePath.STREAMED_KERNEL if kernel else VotePath.STREAMED_TORCH
     enough, few = dispatch.MIN_KERNEL_LANES, dispatch.MIN_KERNEL_LANES - 1
-    assert choose_path("auto", WEIGHT, SMALL, enough) is Path.STORED
-    assert choose_path("auto", WEIGHT, MEDIUM, enough) is (fast if kernel else Path.STORED)
-    assert choose_path("auto", WEIGHT, MEDIUM, few) is Path.STORED
-    assert choose_path("auto", WEIGHT, LARGE - 1, few) is Path.STORED
+    assert choose_path("auto", WEIGHT, SMALL, enough) is VotePath.STORED
+    assert choose_path("auto", WEIGHT, MEDIUM, enough) is (fast if kernel else VotePath.STORED)
+    assert choose_path("auto", WEIGHT, MEDIUM, few) is VotePath.STORED
+    assert choose_path("auto", WEIGHT, LARGE - 1, few) is VotePath.STORED
     assert choose_path("auto", WEIGHT, LARGE, few) is fast
 
 
@@ -51,8 +51,8 @@ def test_auto_chooses_by_size_lanes_and_kernel(kernel: bool) -> None:
     ids=["wide_matrices", "dtype_without_kernel", "matrices_per_position"],
 )
 def test_kernel_is_not_chosen_for_unsuitable_weights(weight: torch.Tensor, kernel: bool) -> None:
-    assert choose_path("auto", weight, MEDIUM, 64) is Path.STORED
-    assert choose_path("auto", weight, LARGE, 64) is Path.STREAMED_TORCH
+    assert choose_path("auto", weight, MEDIUM, 64) is VotePath.STORED
+    assert choose_path("auto", weight, LARGE, 64) is VotePath.STREAMED_TORCH
 
 
 def test_layers_follow_the_choice(kernel: bool) -> None:

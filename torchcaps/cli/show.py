@@ -17,7 +17,7 @@ from torchcaps.models.registry import find_model
 from torchcaps.models.spec import CapsuleSpec
 from torchcaps.nn.layers import CapsuleLayer
 from torchcaps.profiling.memory import TrainingMemory, estimate_memory
-from torchcaps.profiling.summary import Summary, layer_paths, short_repr, summarize
+from torchcaps.profiling.summary import ModelSummary, layer_paths, short_repr, summarize
 from torchcaps.votes.dispatch import describe_auto, kernel_is_fast
 
 __all__ = ["list_command", "show_command"]
@@ -115,14 +115,14 @@ def _switches() -> set[str]:
     return {flag_of(f.name) for spec in specs for f in dataclasses.fields(spec) if annotation_of(spec, f.name) is bool}
 
 
-def _estimate_memory(model: Network, summary: Summary, batch_size: int) -> dict[str, TrainingMemory]:
+def _estimate_memory(model: Network, summary: ModelSummary, batch_size: int) -> dict[str, TrainingMemory]:
     """Return the estimated memory of a training step, for stored and for streamed votes if the model has votes."""
     modes: dict[str, Any] = {"stored": False, "streamed": True} if summary.votes else {"all": None}
     with Console(stderr=True).status("estimating memory"):
         return {mode: estimate_memory(model, batch_size, streamed) for mode, streamed in modes.items()}
 
 
-def _print_layers(model: Network, summary: Summary) -> None:
+def _print_layers(model: Network, summary: ModelSummary) -> None:
     """Print the layer table of a model."""
     entry = find_model(model.name)
     paper = f"{entry.paper}, " if entry.paper else ""
@@ -137,7 +137,7 @@ def _print_layers(model: Network, summary: Summary) -> None:
     print_table(table)
 
 
-def _print_memory(model: Network, summary: Summary, memory: dict[str, TrainingMemory], batch_size: int) -> None:
+def _print_memory(model: Network, summary: ModelSummary, memory: dict[str, TrainingMemory], batch_size: int) -> None:
     """Print the estimated training memory, and the path of each capsule layer."""
     print(f"Memory to train on a CPU with batches of {batch_size}, MiB:")
     columns = ("weights", f"{model.recipe.optimizer.name} state", "tensors of a step", "overhead", "total")
@@ -173,7 +173,9 @@ def _recipe_text(recipe: Recipe) -> str:
     return ", ".join(parts + ([f"tested on {recipe.test_data}"] if recipe.test_data else []))
 
 
-def _to_json(model: Network, summary: Summary, memory: dict[str, TrainingMemory], batch_size: int) -> dict[str, Any]:
+def _to_json(
+    model: Network, summary: ModelSummary, memory: dict[str, TrainingMemory], batch_size: int
+) -> dict[str, Any]:
     """Return the content of ``--json``."""
     entry = find_model(model.name)
     return {

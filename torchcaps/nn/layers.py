@@ -14,7 +14,7 @@ from torchcaps.capsules import Capsules, as_capsules, disable_autocast
 from torchcaps.nn.sizes import Pair, as_count, as_padding, as_pair, as_rows, resolve_padding
 from torchcaps.routing.base import Geometry, Routing, Trace, as_routing, run_routing
 from torchcaps.votes import DenseVotes, StreamedVotes, Votes, Wiring
-from torchcaps.votes.dispatch import Path, assumed_batch_size, choose_path
+from torchcaps.votes.dispatch import VotePath, assumed_batch_size, choose_path
 
 __all__ = ["CapsuleLayer", "ConvCapsules", "DenseCapsules"]
 
@@ -160,7 +160,7 @@ class CapsuleLayer(nn.Module, ABC):
         bias = self.bias if offset is None else offset if self.bias is None else self.bias + offset
         return pose, self._slot_weight(wiring), bias, self.geometry.rows, wiring
 
-    def path(self, pose: Tensor, wiring: Wiring) -> Path:
+    def path(self, pose: Tensor, wiring: Wiring) -> VotePath:
         """Return the computation path for these children; see `torchcaps.votes.dispatch.choose_path`."""
         lanes = assumed_batch_size(pose.shape[0])
         for size in wiring.sites:

@@ -22,7 +22,7 @@ from torchcaps.capsules import Capsules
 from torchcaps.nn.layers import CapsuleLayer
 from torchcaps.nn.sizes import as_count
 from torchcaps.votes import Votes
-from torchcaps.votes.dispatch import Path
+from torchcaps.votes.dispatch import VotePath
 
 if TYPE_CHECKING:
     from torchcaps.models.network import Network
@@ -94,7 +94,7 @@ def estimate_memory(
     n_states = model.recipe.optimizer.n_states
     weights, optimizer = sum(parameters) + sum(buffers), n_states * sum(parameters)
     peak = _replay_training(events, parameters, buffers, n_states)
-    by_torch = any(layer_votes.path is Path.STREAMED_TORCH for layer_votes in votes.values())
+    by_torch = any(layer_votes.path is VotePath.STREAMED_TORCH for layer_votes in votes.values())
     factor = SAFETY_FACTOR_STREAMED_TORCH if by_torch else SAFETY_FACTOR
     return TrainingMemory(
         weights=weights,
@@ -109,7 +109,7 @@ class _LayerVotes(NamedTuple):
     """Size of a layer's votes, and its computation path."""
 
     n_bytes: int
-    path: Path
+    path: VotePath
 
 
 def _copy_to_meta(model: Module) -> Module:
@@ -255,7 +255,7 @@ class Heap:
     >>> heap = Heap()
     >>> first, second = heap.allocate(100_000), heap.allocate(100_000)
     >>> heap.free(first)  # leaves a hole: the block above it is in use
-    >>> heap.held
+    >>> heap.n_bytes
     200064
     """
 
@@ -269,8 +269,8 @@ class Heap:
         self._next = 0
 
     @property
-    def held(self) -> int:
-        """Bytes that the process currently holds."""
+    def n_bytes(self) -> int:
+        """Number of bytes that the process currently occupies."""
         return self._mapped + self._top
 
     def allocate(self, size: int) -> int:
@@ -281,7 +281,7 @@ class Heap:
             self._mapped += size
         else:
             start = self._find_start(size)
-        self.peak = max(self.peak, self.held)
+        self.peak = max(self.peak, self.n_bytes)
         self._next += 1
         self._blocks[self._next] = (start, size)
         return self._next

@@ -14,12 +14,12 @@ from torchcaps.capsules import Capsules
 from torchcaps.nn import CapsuleActivation, PrimaryCapsules
 from torchcaps.nn.layers import CapsuleLayer, ConvCapsules
 from torchcaps.votes import Votes
-from torchcaps.votes.dispatch import Path, choose_path
+from torchcaps.votes.dispatch import VotePath, choose_path
 
 if TYPE_CHECKING:
     from torchcaps.models.network import Network
 
-__all__ = ["LayerRow", "Summary", "layer_paths", "short_repr", "summarize"]
+__all__ = ["LayerRow", "ModelSummary", "layer_paths", "short_repr", "summarize"]
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -46,7 +46,7 @@ class LayerRow:
 
 
 @dataclass(frozen=True)
-class Summary:
+class ModelSummary:
     """Layers of a model in order. ``str(summary)`` is a table."""
 
     title: str
@@ -139,7 +139,7 @@ class _Counts:
     children: Tensor | None = None  # those whose votes were counted last
 
 
-def summarize(model: "Network") -> Summary:
+def summarize(model: "Network") -> ModelSummary:
     """Return the layer table of a model, from a forward pass of one black image through a copy that shares its weights.
 
     The votes of a layer are counted once per set of children, plus one multiply-add per element for each reduction of
@@ -167,10 +167,10 @@ def summarize(model: "Network") -> Summary:
             rows.append(LayerRow(name, _describe(part), count.output, parameters, count.multiply_adds, count.votes))
         before = count.output
     spec = short_repr(model.spec, always=("image", "classes", "routing"))
-    return Summary(f"{model.name}: {spec}", tuple(rows))
+    return ModelSummary(f"{model.name}: {spec}", tuple(rows))
 
 
-def layer_paths(model: nn.Module, summary: Summary, batch_size: int) -> dict[str, Path]:
+def layer_paths(model: nn.Module, summary: ModelSummary, batch_size: int) -> dict[str, VotePath]:
     """Return the computation path of each capsule layer at this batch size, by the layer's name in the table."""
     rows = {row.name: row for row in summary.rows}
     element_size = next(model.parameters()).element_size()

@@ -25,8 +25,8 @@ from torchcaps.votes.wiring import Wiring
 __all__ = [
     "THRESHOLDS",
     "ChunkPlan",
-    "Path",
     "Threshold",
+    "VotePath",
     "assumed_batch_size",
     "choose_path",
     "describe_auto",
@@ -172,7 +172,7 @@ META_CHUNKS = _threshold(
 # Choices ------------------------------------------------------------------------------------------------------------
 
 
-class Path(enum.Enum):
+class VotePath(enum.Enum):
     """How a capsule layer computes with its votes."""
 
     STORED = "stored"
@@ -185,10 +185,10 @@ class Path(enum.Enum):
     @property
     def is_streamed(self) -> bool:
         """Whether the votes are never stored as a whole."""
-        return self is not Path.STORED
+        return self is not VotePath.STORED
 
 
-def choose_path(streamed: bool | Literal["auto"], weight: Tensor, vote_bytes: int, lanes: int) -> Path:
+def choose_path(streamed: bool | Literal["auto"], weight: Tensor, vote_bytes: int, lanes: int) -> VotePath:
     """Return the path of a capsule layer.
 
     Args:
@@ -199,15 +199,15 @@ def choose_path(streamed: bool | Literal["auto"], weight: Tensor, vote_bytes: in
 
     >>> weight = torch.empty(1152, 8, 10, 16)
     >>> choose_path("auto", weight, vote_bytes=40_000, lanes=64), choose_path(False, weight, 2**30, 64)
-    (<Path.STORED: 'stored'>, <Path.STORED: 'stored'>)
+    (<VotePath.STORED: 'stored'>, <VotePath.STORED: 'stored'>)
     """
     if streamed == "auto":
         large = vote_bytes > MAX_STORED_BYTES
         if not large and (vote_bytes <= MIN_KERNEL_BYTES or lanes < MIN_KERNEL_LANES or not kernel_is_fast(weight)):
-            return Path.STORED
+            return VotePath.STORED
     elif not streamed:
-        return Path.STORED
-    return Path.STREAMED_KERNEL if kernel_is_fast(weight) else Path.STREAMED_TORCH
+        return VotePath.STORED
+    return VotePath.STREAMED_KERNEL if kernel_is_fast(weight) else VotePath.STREAMED_TORCH
 
 
 def describe_auto(kernel: bool) -> str:
