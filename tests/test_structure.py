@@ -49,7 +49,7 @@ LEVELS = {f"torchcaps.{name}": level for level, names in enumerate(LAYERS) for n
 LEVELS["torchcaps"] = len(LAYERS)  # the lazy public names: may refer to everything, imported by nothing
 IMPORTED_BY_NOTHING = {"torchcaps.lightning", "torchcaps.hub"}  # optional extras
 
-# Packages beside torch and the standard library that may be imported at module level. All other optional dependencies
+# Packages besides torch and the standard library that may be imported at module level. All other optional dependencies
 # are imported by `torchcaps._core.optional.import_optional` on first use.
 EXTRAS = {
     "torchcaps.cli": {"jsonargparse", "rich", "yaml"},

@@ -233,13 +233,13 @@ def test_all_images_unreadable(tmp_path: Path) -> None:
 
 def test_cache_is_read_and_renewed(folder: Path, cache_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = load(folder, size=16, val_fraction=0, test_fraction=0)
-    (kept,) = cache_directory.iterdir()
+    (cached,) = cache_directory.iterdir()
     with monkeypatch.context() as patch:
         patch.setattr("torchcaps.data.images.read_image", None)  # decoding would fail
         assert_bit_equal(load(folder, size=16, val_fraction=0, test_fraction=0).images, first.images)
-    whole = kept.read_bytes()
-    for spoilt in (whole[:1000], b"", b"no archive"):
-        kept.write_bytes(spoilt)
+    content = cached.read_bytes()
+    for damaged in (content[:1000], b"", b"no archive"):
+        cached.write_bytes(damaged)
         assert_bit_equal(load(folder, size=16, val_fraction=0, test_fraction=0).images, first.images)
     changed = next(iter(sorted(folder.rglob("*.png"))))
     write_image(changed, seed=999)
@@ -275,10 +275,10 @@ def test_io_errors_are_not_cached(folder: Path, cache_directory: Path, monkeypat
 def test_read_only_cache_is_used(folder: Path, cache_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = load(folder, size=16)
 
-    def refused(*_: object, **__: object) -> None:
+    def raise_permission_error(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("torchcaps.data.images.os.utime", refused)
+    monkeypatch.setattr("torchcaps.data.images.os.utime", raise_permission_error)
     monkeypatch.setattr("torchcaps.data.images.read_image", None)  # decoding would fail
     assert_bit_equal(load(folder, size=16).images, first.images)
 

@@ -84,8 +84,8 @@ def test_multimnist_boxes_overlap_by_eighty_percent() -> None:
     """Sabour 2017, section 6.1. It is the digits' 28x28 boxes that do: E|dy| = 80/27, and (1 - 80/27/28)² = 0.7996."""
     positions, _ = locate_digits(create("multimnist", "test"), 1200)
     apart = (positions[:, 0] - positions[:, 1]).abs().double()
-    share = ((28 - apart) / 28).prod(1)
-    assert 0.79 < float(share.mean()) < 0.81
+    overlap = ((28 - apart) / 28).prod(1)
+    assert 0.79 < float(overlap.mean()) < 0.81
 
 
 def test_multimnist_image_depends_on_index_and_seed_only(pairs: Any) -> None:
@@ -125,12 +125,12 @@ def test_multimnist_official_shifts_by_six_and_fixes_the_base() -> None:
     assert_bit_equal(batch.targets[:, 0], batch.targets[:1, 0].expand(1000, -1, -1, -1))
     assert len({target.numpy().tobytes() for target in batch.targets[:, 1]}) > 900
     moved = paper.get_batch(torch.arange(3000, 4000))
-    assert len({target.numpy().tobytes() for target in moved.targets[:, 0]}) == 81  # every place of [-4, 4]²
+    assert len({target.numpy().tobytes() for target in moved.targets[:, 0]}) == 81  # every shift in [-4, 4]²
     assert (official.max_shift, create("multimnist-official", "test").max_shift, paper.max_shift) == (6, 4, 4)
     assert create("multimnist", preset="official", max_shift=2).max_shift == 2
     other = create("multimnist-official", seed=1)
     firsts = [dataset.get_batch(torch.arange(0, 20_000, 1000)).targets[:, 0] for dataset in (official, other)]
-    assert not torch.equal(*firsts)  # where a base stands is left to chance, too
+    assert not torch.equal(*firsts)  # the position of a base is random, too
     cut = sample(official, 500)
     boxed = boxes(cut.targets[:, 1])
     assert int(boxed[:, 0].min()) == 0  # a digit moved by six reaches the edge of 36x36
@@ -154,7 +154,7 @@ def test_diverse_multimnist_has_one_digit_with_probability_one_sixth() -> None:
     base = dataset.source.images[~alone]
     ink = base.flatten(1).sum(1)
     first = batch.targets[~alone].flatten(2).sum(2)
-    chosen = torch.where(swapped, first[:, 1], first[:, 0])  # the base stands where its class stands
+    chosen = torch.where(swapped, first[:, 1], first[:, 0])  # the base is at the index of its class
     assert_bit_equal(chosen, ink)
 
 

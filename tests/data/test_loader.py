@@ -65,8 +65,8 @@ def test_epoch_can_be_resumed(digits: Dataset, workers: int) -> None:
     rest = [b.images for b in again.epoch(3, start=9)]
     assert len(complete) == len(again) == 16
     assert len(rest) == 7
-    for actual, wanted in zip(rest, complete[9:], strict=True):
-        assert_bit_equal(actual, wanted)
+    for actual, expected in zip(rest, complete[9:], strict=True):
+        assert_bit_equal(actual, expected)
     assert list(again.epoch(3, start=16)) == []
 
 

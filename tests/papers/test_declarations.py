@@ -1,4 +1,4 @@
-"""What the rows of the papers' tables train."""
+"""Runs that the rows of the papers' tables declare."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ def source_of(paper: str, item: str, row: str, column: str) -> Any:
 
 
 def declared_run(paper: str, item: str, row: str, column: str) -> dict[str, Any]:
-    """Return what a row trains at the scale full."""
+    """Return model, routing and settings of a row's run at the scale full."""
     spec = run_spec(source_of(paper, item, row, column), "full")
     with torch.device("meta"):
         model = build_network(spec)

@@ -261,7 +261,7 @@ def train_acgan(
         batch_size: real images per step; an incomplete last batch is dropped.
         width: factor on the numbers of channels; 1 is the published network.
         classes: number of classes.
-        on_epoch: called after each epoch with its number, from 1, and the GAN.
+        on_epoch: called after each epoch with its index, from 1, and the GAN.
         state: a `GAN.state_dict` to resume from: bit-exact for the same images, batch size and number of threads.
         progress: called after each step.
         on_step: called after each step with a function that returns the state to resume from.

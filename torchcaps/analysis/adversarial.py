@@ -188,13 +188,13 @@ def _row_label(name: str, result: AttackResult) -> str:
 def _draw_predicted(axes: Any, results: Mapping[str, AttackResult]) -> None:
     """Draw how often each class is predicted after the attack, in percent of the images."""
     width = 0.8 / len(results)
-    for number, (name, result) in enumerate(results.items()):
+    for index, (name, result) in enumerate(results.items()):
         n_classes = len(result.predicted)
-        centers = torch.arange(n_classes) + (number - (len(results) - 1) / 2) * width
+        centers = torch.arange(n_classes) + (index - (len(results) - 1) / 2) * width
         percent = 100 * result.predicted / result.n_images
-        style = {"color": COLORS[number % len(COLORS)], "hatch": HATCHES[number % len(HATCHES)]}
+        style = {"color": COLORS[index % len(COLORS)], "hatch": HATCHES[index % len(HATCHES)]}
         axes.bar(centers.numpy(), percent.numpy(), width, label=name, edgecolor="white", linewidth=0.4, **style)
-        if number == 0:
+        if index == 0:
             true = (100 * result.true / result.n_images).numpy()
             ticks = torch.arange(n_classes).numpy()
             axes.hlines(true, ticks - 0.45, ticks + 0.45, color="black", linewidth=1.2, label="true")

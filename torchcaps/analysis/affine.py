@@ -247,8 +247,8 @@ def draw_affine(results: Mapping[str, AffineSweep], out: Path | str, title: str 
         if n >= len(kinds):
             axes.set_axis_off()
             continue
-        for number, (label, sweep) in enumerate(results.items()):
-            style = number % len(COLORS)
+        for model_index, (label, sweep) in enumerate(results.items()):
+            style = model_index % len(COLORS)
             order = sorted(range(len(sweep.amounts[n])), key=sweep.amounts[n].__getitem__)
             amounts, accuracy, low, high = (
                 [values[n][index] for index in order]

@@ -333,13 +333,13 @@ def _draw_entropy(axes: Any, result: CouplingMaps, has_entropy: bool) -> None:
     """Draw mean and standard deviation of the entropy by iteration, and the reasons for missing values."""
     reasons: dict[str, list[str]] = {}
     lowest, n_iterations = 0.99, 1
-    for number, layer in enumerate(result.layers):
+    for index, layer in enumerate(result.layers):
         if layer.entropy is None:
             reasons.setdefault(layer.why_no_entropy, []).append(layer.name)
             continue
         mean, std = layer.entropy.mean(0), layer.entropy.std(0, correction=0)
         lowest, n_iterations = min(lowest, float((mean - std).min())), max(n_iterations, len(mean))
-        color, marker = COLORS[number % len(COLORS)], MARKERS[number % len(MARKERS)]
+        color, marker = COLORS[index % len(COLORS)], MARKERS[index % len(MARKERS)]
         style = {"color": color, "marker": marker, "capsize": 3, "label": f"{layer.name} ({float(mean[-1]):.4f})"}
         axes.errorbar(range(1, len(mean) + 1), mean.tolist(), std.tolist(), **style)
     lines = [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]

@@ -70,8 +70,8 @@ def dead_capsules(
 
     The activity is the one that represents presence in the layer's paper: the activation (Hinton 2018), the length
     (Sabour 2017, section 2) or the length over ``sqrt(D)`` (Choi 2019, section 3.5), all in 0..1. The default threshold
-    is half of the 0.1 below which the margin loss wants absent classes. Layer-normalised poses (Tsai 2020) have nearly
-    constant length; there it is the sum of the couplings that a parent receives, relative to uniform couplings.
+    is half of 0.1, the margin loss's bound for absent classes. Layer-normalised poses (Tsai 2020) have nearly constant
+    length; there it is the sum of the couplings that a parent receives, relative to uniform couplings.
     Children receive none, so layer-normalised primary capsules are not measured.
 
     Args:

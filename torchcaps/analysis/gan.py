@@ -124,10 +124,10 @@ def draw_generalization(results: Mapping[int, Generalization], out: Path | str, 
     figure = new_figure(6, 3.6)
     axes = figure.subplots()
     epochs = sorted(results)
-    for number, name in enumerate(names):
-        errors = [results[epoch].errors[number] for epoch in epochs]
-        style = {"color": COLORS[number % len(COLORS)], "marker": MARKERS[number % len(MARKERS)]}
-        axes.plot(epochs, errors, label=name, linestyle=DASHES[number % len(DASHES)], **style)
+    for index, name in enumerate(names):
+        errors = [results[epoch].errors[index] for epoch in epochs]
+        style = {"color": COLORS[index % len(COLORS)], "marker": MARKERS[index % len(MARKERS)]}
+        axes.plot(epochs, errors, label=name, linestyle=DASHES[index % len(DASHES)], **style)
     resolution = min(100 / result.n_images for result in results.values())
     axes.set_yscale("symlog", linthresh=resolution, linscale=0.4)  # errors fall by powers of ten, down to 0
     ticks = [tick for tick in (0, 0.1, 1, 10, 100) if tick == 0 or tick > resolution]
@@ -225,8 +225,8 @@ def _run(subjects: Sequence[Subject], options: GanOptions) -> GanComparison:
 def _summarize(result: GanComparison, classes: Sequence[str]) -> Summary:
     last = list(result.generalization.values())[-1]
     rows = {
-        name: {str(epoch): row.errors[number] / 100 for epoch, row in result.generalization.items()}
-        for number, name in enumerate(last.models)
+        name: {str(epoch): row.errors[index] / 100 for epoch, row in result.generalization.items()}
+        for index, name in enumerate(last.models)
     }
     columns = {str(epoch): Column(f"epoch {epoch}", "percent") for epoch in result.generalization}
     note = "An error may be the network's or the GAN's: only differences between networks are informative."

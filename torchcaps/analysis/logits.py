@@ -194,8 +194,8 @@ def draw_logit_change(results: Mapping[str, LogitChange], out: Path | str, title
     if not results:
         raise ValueError("results must contain at least one measurement, got none")
     lines = [
-        (label if len(result.layers) == 1 else f"{label}, {layer}", number, row, result)
-        for number, (label, result) in enumerate(results.items())
+        (label if len(result.layers) == 1 else f"{label}, {layer}", index, row, result)
+        for index, (label, result) in enumerate(results.items())
         for row, layer in enumerate(result.layers)
     ]
     figure = new_figure(7.2, 3.0 + (0.25 * math.ceil(len(lines) / 3) if len(lines) > 1 else 0))
@@ -203,13 +203,13 @@ def draw_logit_change(results: Mapping[str, LogitChange], out: Path | str, title
     names = {name for result in results.values() for name in result.measured}
     titles = {"change": " or ".join(sorted(names, reverse=True)), "coupling_change": "couplings"}
     for axes, (field, subtitle) in zip(panels, titles.items(), strict=True):
-        for label, number, row, result in lines:
+        for label, index, row, result in lines:
             values = getattr(result, field)[row].tolist()
             axes.plot(
                 range(1, len(values) + 1),
                 [value if value > 0 else float("nan") for value in values],  # 0 has no logarithm
-                color=COLORS[number % len(COLORS)],
-                marker=MARKERS[number % len(MARKERS)],
+                color=COLORS[index % len(COLORS)],
+                marker=MARKERS[index % len(MARKERS)],
                 linestyle=DASHES[row % len(DASHES)],
                 markersize=5,
                 label=label,

@@ -173,12 +173,12 @@ def draw_perturbation(
     heading += "each dimension perturbed" if n_rows == len(result.dims) else f"{n_rows} dimensions of largest effect"
     figure.text(0.5, 1 - 0.08 / height, heading, ha="center", va="top", fontsize=9)
     middle = left + side * n_columns / 2
-    for x, picture, name in (
+    for x, panel, name in (
         (middle - 1.0, result.images[image], "image"),
         (middle + 0.1, result.unperturbed[image], "reconstruction"),
     ):
         axes = add_axes(x, 0.5, 0.8)
-        show_image(axes, picture)
+        show_image(axes, panel)
         axes.set_title(name, fontsize=8, pad=2)
     figure.text(0.06 / width, 1 - (top - 0.06) / height, "dim", fontsize=8, va="bottom")
     for row in range(n_rows):

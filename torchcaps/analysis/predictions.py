@@ -112,8 +112,8 @@ def draw_predictions(
     figure = new_figure(IMAGES_PER_ROW * 0.95 + 0.2, height, layout=None)
     figure.subplots_adjust(left=0.01, right=0.99, bottom=0.02, top=1 - 0.8 / height, hspace=0.35)
     outer = figure.add_gridspec(len(rows), 1, hspace=0.3)
-    for number, row in enumerate(rows):
-        grid = outer[number].subgridspec(n_lines, IMAGES_PER_ROW, hspace=0.04, wspace=0.06).subplots(squeeze=False)
+    for row_index, row in enumerate(rows):
+        grid = outer[row_index].subgridspec(n_lines, IMAGES_PER_ROW, hspace=0.04, wspace=0.06).subplots(squeeze=False)
         for axes in grid.flat:
             axes.set_axis_off()
         for column, index in enumerate(row):

@@ -108,8 +108,8 @@ def segment(
     baseline = intersection_over_union(image_mask.unsqueeze(1).expand_as(truth), truth)
     absent = _draw_absent_classes(decoded.labels, decoded.predictions, network.spec.classes, seed)
     parts = []
-    for number, output in enumerate(batched_outputs(network, images, None, batch_size)):
-        classes = absent[number * batch_size : (number + 1) * batch_size]
+    for batch_index, output in enumerate(batched_outputs(network, images, None, batch_size)):
+        classes = absent[batch_index * batch_size : (batch_index + 1) * batch_size]
         parts.append(network.decode(output, classes.to(output.scores.device)).cpu())
     absent_decoded = torch.cat(parts)
     n_absent = _foreground(absent_decoded, threshold).flatten(1).sum(1)

@@ -131,15 +131,15 @@ def draw_trajectories(
     """
     figure = new_figure(7.4, 3.6)
     panels: Any = figure.subplots(1, 2)
-    for axes, number in zip(panels, range(2), strict=True):
-        points, amounts = result.points[number], result.amounts[number].tolist()
+    for axes, index in zip(panels, range(2), strict=True):
+        points, amounts = result.points[index], result.amounts[index].tolist()
         middle = len(amounts) // 2
         axes.plot(*points.T.tolist(), color="#999999", linewidth=1)
         sides = (("+", slice(middle + 1, None), -1), ("−", slice(None, middle), 0))
         for style, (sign, part, end) in enumerate(sides):
             color = COLORS[style]
             axes.plot(*points[part].T.tolist(), linestyle="", color=color, marker=MARKERS[style], label=f"{sign} side")
-            unit = "°" if result.names[number] == "rotation" else " px"
+            unit = "°" if result.names[index] == "rotation" else " px"
             side = points[part] if end else points[part].flip(0)  # outwards
             outwards = side[-1] - (side[-2] if len(side) > 1 else 0)
             offset = (F.normalize(outwards, dim=0) * torch.tensor([24, 12])).tolist()  # text is wider than high
@@ -148,14 +148,14 @@ def draw_trajectories(
                 ha="center", va="center", fontsize=8, color=color,
             )  # fmt: skip
             length = float(points[part].norm(dim=-1).max()) * 0.6
-            x, y = (length * result.arrows[number, style]).tolist()
+            x, y = (length * result.arrows[index, style]).tolist()
             axes.annotate("", (x, y), xytext=(0, 0), arrowprops={"arrowstyle": "-|>", "color": color, "linewidth": 2})
         axes.plot(0, 0, linestyle="", marker="*", markersize=12, color="black", label="untransformed image")
-        kind = {"rotation": "rotation", "x": "x shift", "y": "y shift"}[result.names[number]]
-        cosine = f"{result.cosines[number]:.2f}".replace("-", "−")
-        label = result.labels[number]
+        kind = {"rotation": "rotation", "x": "x shift", "y": "y shift"}[result.names[index]]
+        cosine = f"{result.cosines[index]:.2f}".replace("-", "−")
+        label = result.labels[index]
         name = label if classes is None else classes[label]
-        subtitle = f"class {name}, {kind}; {100 * result.plane_fractions[number]:.0f} % within the plane"
+        subtitle = f"class {name}, {kind}; {100 * result.plane_fractions[index]:.0f} % within the plane"
         style_axes(axes, f"cos = {cosine}\n{subtitle}")
         axes.set_aspect("equal", adjustable="datalim")
         axes.margins(0.15)

@@ -22,12 +22,12 @@ def draw_universal(results: "Mapping[str, UniversalPerturbation]", out: Path | s
     figure.suptitle(title)
     upper, lower = figure.subfigures(2, 1, height_ratios=(3.4, 2.2))
     axes = upper.subplots()
-    for number, (name, result) in enumerate(results.items()):
-        color, marker = COLORS[number % len(COLORS)], MARKERS[number % len(MARKERS)]
+    for index, (name, result) in enumerate(results.items()):
+        color, marker = COLORS[index % len(COLORS)], MARKERS[index % len(MARKERS)]
         percent = [100 * accuracy for accuracy in result.accuracy]
         axes.plot(result.iterations, percent, color=color, marker=marker, markersize=4, label=name)
         noise = 100 * result.random_noise_accuracy
-        axes.axhline(noise, color=color, linestyle=(0, (1 + number, 2)), linewidth=1, label=f"{name}, random signs")
+        axes.axhline(noise, color=color, linestyle=(0, (1 + index, 2)), linewidth=1, label=f"{name}, random signs")
     style_axes(axes, x="generator iterations", y="accuracy, %")
     lowest = 100 * min(min(result.accuracy) for result in results.values())
     axes.set_ylim(0 if lowest < 60 else lowest - 2, 103 if lowest < 60 else 100.5)  # small drops stay visible
@@ -54,8 +54,8 @@ def draw_universal_sizes(
     upper, lower = figure.subfigures(2, 1, height_ratios=(3.4, 1.6))
     panels = upper.subplots(1, len(results), sharey=True, squeeze=False)[0]
     for axes, (name, sizes) in zip(panels, results.items(), strict=True):
-        for number, (size, result) in enumerate(sizes.items()):
-            color, marker = COLORS[number % len(COLORS)], MARKERS[number % len(MARKERS)]
+        for index, (size, result) in enumerate(sizes.items()):
+            color, marker = COLORS[index % len(COLORS)], MARKERS[index % len(MARKERS)]
             percent = [100 * accuracy for accuracy in result.accuracy]
             axes.plot(result.iterations, percent, color=color, marker=marker, markersize=4, label=size)
             axes.axhline(100 * result.random_noise_accuracy, color=color, linestyle=":", linewidth=1.2)

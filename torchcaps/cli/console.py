@@ -17,7 +17,7 @@ class ExitCode(IntEnum):
 
     OK = 0
     FAILURE = 1  # the run failed: diverged, disk full, a process lost
-    USAGE = 2  # wrong usage or input: nothing was started
+    USAGE = 2  # invalid usage or input: nothing was started
     SIGNAL = 128
     INTERRUPTED = 130
 

@@ -205,7 +205,7 @@ def _check(arguments: list[str]) -> None:
     """Run ``torchcaps data check``; raise a DataError for missing or damaged files."""
     description = (
         "Verify the files of a data set by their published checksums, load it, count its images and print statistics. "
-        "Nothing is downloaded; existing archives are extracted. The exit code is not 0 if files are missing or wrong. "
+        "No download; existing archives are extracted. The exit code is not 0 if files are missing or corrupt. "
         "Example: torchcaps data check mnist"
     )
     parser, arguments, spec = _create_parser("check", description, arguments)

@@ -26,7 +26,7 @@ usage: torchcaps COMMAND ...
 
 'torchcaps COMMAND --help' lists the flags of a command, 'torchcaps train MODEL --help' includes those of a model.
 
-exit codes: 0 success; 1 the run failed; 2 wrong usage or input; 128 + n stopped by signal n (130 Ctrl-C, 143 TERM)
+exit codes: 0 success; 1 the run failed; 2 invalid usage or input; 128 + n stopped by signal n (130 Ctrl-C, 143 TERM)
 
 examples:
   torchcaps train

@@ -28,7 +28,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class RandomShift(Transform):
-    """Shift by a random whole number of pixels; zeros are shifted in.
+    """Shift by a random integer number of pixels; zeros are shifted in.
 
     Args:
         max_shift: vertical and horizontal shift are uniform in ``-max_shift..max_shift``.

@@ -131,7 +131,7 @@ class Tsai2020(_BackboneSpec):
 
 
 def _resolve_schedule(schedule: RoutingSchedule, routing: Routing) -> Literal["concurrent", "sequential"]:
-    """Return the order of the routing iterations that ``"auto"`` stands for."""
+    """Return the schedule of the routing iterations; ``"auto"`` is resolved."""
     if schedule != "auto":
         return schedule
     return "concurrent" if isinstance(routing, InvertedAttention) else "sequential"

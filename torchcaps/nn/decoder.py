@@ -55,8 +55,8 @@ class Decoder(nn.Module):
 
         Args:
             capsules: the class capsules.
-            labels: class indices of the capsules to keep. In training always the true ones, so that a wrong prediction
-                is not rewarded for a good reconstruction.
+            labels: class indices of the capsules to keep. In training always the true ones, so that an incorrect
+                prediction is not rewarded for a good reconstruction.
             top: if labels is None, number of most active classes to reconstruct, each separately:
                 ``[B, top, C, H, W]``. Default: the most active one, ``[B, C, H, W]``.
         """

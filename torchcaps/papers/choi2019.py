@@ -47,8 +47,8 @@ CAPSNET_C10 = Run(
 CAPSNET_C10_PLUS = CAPSNET_C10.replace(augmentation="choi2019.cifar10+")
 
 
-def _seven(name: str, run: Run) -> Measurement:
-    """Return the accuracy of an ensemble of seven networks on CIFAR-10."""
+def _ensemble(name: str, run: Run) -> Measurement:
+    """Return the measurement of an ensemble of seven networks on CIFAR-10."""
     return Measurement(
         f"choi2019-{name}",
         measure_ensemble,
@@ -60,7 +60,7 @@ def _seven(name: str, run: Run) -> Measurement:
 
 
 OURS_7, OURS_7_PLUS, CAPSNET_7_PLUS = (
-    _seven(name, run) for name, run in (("c10", C10), ("c10plus", C10_PLUS), ("capsnet-c10plus", CAPSNET_C10_PLUS))
+    _ensemble(name, run) for name, run in (("c10", C10), ("c10plus", C10_PLUS), ("capsnet-c10plus", CAPSNET_C10_PLUS))
 )
 OWN_RUN = "the authors' run of a Keras re-implementation"
 ACCURACY = "test accuracy, %"

@@ -58,7 +58,7 @@ _ROWS = {
 }
 
 
-def _hundred(model: str, ten: Run) -> Run:
+def _cifar100_run(model: str, ten: Run) -> Run:
     """Return the run on CIFAR-100 with the scale ``cpu`` of the run on CIFAR-10."""
     return Run(model, cpu=ten.cpu)
 
@@ -66,7 +66,7 @@ def _hundred(model: str, ten: Run) -> Run:
 def _table_row(label: str) -> TableRow:
     """Return a row of Table 1: accuracies and sizes on CIFAR-10 and CIFAR-100."""
     run, hundred, ten, hundreds = _ROWS[label]
-    other = _hundred(hundred, run)
+    other = _cifar100_run(hundred, run)
     note = _BEST_OF if label == "Inverted attention, ResNet" else ""
     return TableRow(
         label,
@@ -126,8 +126,8 @@ _KINDS = (
 )
 
 
-def _iterated(run: Run, kind: type, count: int, own: int) -> Run:
-    return run if count == own else run.replace(routing=kind(count))
+def _with_iterations(run: Run, kind: type, count: int, default: int) -> Run:
+    return run if count == default else run.replace(routing=kind(count))
 
 
 FIG_4 = Item(
@@ -138,9 +138,9 @@ FIG_4 = Item(
     rows=tuple(
         TableRow(
             f"{label}, {count} iteration{'s' * (count > 1)}",
-            {"CIFAR-10": Cell(None, _iterated(run, kind, count, own), "accuracy")},
+            {"CIFAR-10": Cell(None, _with_iterations(run, kind, count, default), "accuracy")},
         )
-        for label, run, kind, own in _KINDS
+        for label, run, kind, default in _KINDS
         for count in range(1, 6)
     ),
     claims=(

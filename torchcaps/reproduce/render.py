@@ -42,7 +42,7 @@ VERDICT_TEXT = {
 REPORT_HEADER = """\
 # Reproduced results
 
-Every table and figure of the five papers that was run, at the scale `{scale}`, next to the published numbers. Written
+Every table and figure of the papers that was run, at the scale `{scale}`, next to the published numbers. Written
 by `{command}` from the records in `{results}`; each record has the configuration, seed, learning curve, duration,
 machine and command. A number is a mean over seeds with its 95 % confidence interval, which combines that of the test
 images and that of the mean over seeds in quadrature. "not run" means that nothing was run; no number is copied.

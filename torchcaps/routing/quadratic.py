@@ -152,7 +152,7 @@ class Quadratic(Routing):
                 value, top_gradient = reduce(value), reduce(top_gradient)
                 gradients = [reduce(gradient) for gradient in gradients]
             pairs = [*zip(hidden, gradients, strict=True), (top, top_gradient)]
-            updates = [(layer, layer.routing._updated(layer, gradient)) for layer, gradient in pairs]
+            updates = [(layer, layer.routing._ascent_step(layer, gradient)) for layer, gradient in pairs]
             for layer, tensors in updates:  # only after the updates of all layers were checked
                 for name, tensor in tensors.items():
                     layer.coefficients[name].copy_(tensor)
@@ -179,7 +179,7 @@ class Quadratic(Routing):
         value = (sign * (square / (1 + square)) ** 2).sum()
         return value, 2 * sign * (2 * square / (1 + square) ** 3) * total
 
-    def _updated(self, layer: Any, gradient: Tensor) -> dict[str, Tensor]:
+    def _ascent_step(self, layer: Any, gradient: Tensor) -> dict[str, Tensor]:
         """Return the coefficients (and Adam's moments) after an ascent step; raise if they exceed the limit."""
         # At least float32, since a step is small compared with the coefficient.
         dtype = torch.promote_types(gradient.dtype, torch.float32)

@@ -115,7 +115,7 @@ def launch_workers(argv: list[str], count: int) -> int:
     is_settable = hasattr(LaunchConfig, "shutdown_timeout")  # in newer versions of torch
     optional: dict[str, Any] = {"shutdown_timeout": STOP_TIMEOUT_S} if is_settable else {}
     try:
-        with tempfile.TemporaryDirectory(prefix="torchcaps-") as error_files, _silenced("torch.distributed.elastic"):
+        with tempfile.TemporaryDirectory(prefix="torchcaps-") as error_files, _mute_logger("torch.distributed.elastic"):
             config = LaunchConfig(
                 min_nodes=1,
                 max_nodes=1,
@@ -351,7 +351,7 @@ def _without_advice() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _silenced(name: str) -> Iterator[None]:
+def _mute_logger(name: str) -> Iterator[None]:
     """Context manager in which a logger and its children print nothing."""
     logger, handler = logging.getLogger(name), logging.NullHandler()
     propagate, logger.propagate = logger.propagate, False

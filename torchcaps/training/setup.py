@@ -51,7 +51,7 @@ class RunData:
 
 
 class Worker(Protocol):
-    """Place of a process in a distributed run."""
+    """Rank and device of a process in a distributed run, and the number of processes."""
 
     @property
     def rank(self) -> int:

@@ -57,7 +57,7 @@ def make_chunks(plan: ChunkPlan, pose: Tensor, weight: Tensor, bias: Tensor | No
         yield Chunk(start, stop, slots, chunk_weight, transform(slots, chunk_weight, chunk_bias))
 
 
-def _needed(chunks: Iterator[Chunk], pose: Tensor) -> Iterator[Chunk]:
+def _limit_meta_chunks(chunks: Iterator[Chunk], pose: Tensor) -> Iterator[Chunk]:
     """Return all chunks; on the meta device only the first ones (see `dispatch.META_CHUNKS`)."""
     return itertools.islice(chunks, dispatch.META_CHUNKS) if pose.is_meta else chunks
 
@@ -75,7 +75,7 @@ def reduce_votes(
     total: Tensor | None = None
     if reduction.slotted_result:
         total = pose.new_empty(pose.shape[0], *plan.wiring.sites, plan.wiring.n_slots, weight.shape[-2])
-    for chunk in _needed(make_chunks(plan, pose, weight, bias), pose):
+    for chunk in _limit_meta_chunks(make_chunks(plan, pose, weight, bias), pose):
         result = reduction.result(chunk.votes, *chunk.narrow_slotted(reduction, arguments))
         if reduction.slotted_result:
             assert total is not None
@@ -107,7 +107,7 @@ def reduce_gradients(
     weight_grad = torch.zeros_like(weight)
     bias_grad = None if bias is None else torch.zeros_like(bias)
     argument_grads = [torch.zeros(a.shape, dtype=a.dtype, device=a.device) for a in arguments]
-    for chunk in _needed(make_chunks(plan, pose, weight, bias), pose):
+    for chunk in _limit_meta_chunks(make_chunks(plan, pose, weight, bias), pose):
         result_grad = chunk.narrow(gradient) if reduction.slotted_result else gradient
         votes_grad, *parts = reduction.gradients(chunk.votes, result_grad, *chunk.narrow_slotted(reduction, arguments))
         for total, part, slotted in zip(argument_grads, parts, reduction.slotted, strict=True):
