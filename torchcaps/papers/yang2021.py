@@ -66,16 +66,16 @@ TABLE_2 = Item(
     columns={"MNIST": ERROR, "Fashion-MNIST": ERROR, "CIFAR-10": ERROR, "average": "of the three, %"},
     rows=tuple(
         TableRow(
-            way,
+            variant,
             {
-                "MNIST": Cell(mnist, _variants(MNIST)[way]),
-                "Fashion-MNIST": Cell(fashion, _variants(FASHION)[way]),
-                **({"CIFAR-10": Cell(cifar, _CIFAR[way])} if way in _CIFAR else {}),
-                **({"average": Cell(_AVERAGES[way])} if way in _AVERAGES else {}),
+                "MNIST": Cell(mnist, _variants(MNIST)[variant]),
+                "Fashion-MNIST": Cell(fashion, _variants(FASHION)[variant]),
+                **({"CIFAR-10": Cell(cifar, _CIFAR[variant])} if variant in _CIFAR else {}),
+                **({"average": Cell(_AVERAGES[variant])} if variant in _AVERAGES else {}),
             },
-            variance_group="L1" if way.startswith("L1") else "",
+            variance_group="L1" if variant.startswith("L1") else "",
         )
-        for way, (mnist, fashion, cifar) in _PRINTED.items()
+        for variant, (mnist, fashion, cifar) in _PRINTED.items()
     ),
     claims=(
         Claim("L2 has a lower error than dynamic routing", ("L2", "Fashion-MNIST"), ("Dynamic", "Fashion-MNIST")),
@@ -166,16 +166,20 @@ RATES = Item(
     columns={"constant lr": ERROR, "decaying lr": ERROR},
     rows=tuple(
         TableRow(
-            way,
-            {"constant lr": Cell(None, constant), "decaying lr": Cell(None, _variants(DECAYING)[way])},
-            variance_group="L1" if way.startswith("L1") else "",
+            variant,
+            {"constant lr": Cell(None, constant), "decaying lr": Cell(None, _variants(DECAYING)[variant])},
+            variance_group="L1" if variant.startswith("L1") else "",
         )
-        for way, constant in _variants(FASHION).items()
-        if way != "Dynamic/FC"
+        for variant, constant in _variants(FASHION).items()
+        if variant != "Dynamic/FC"
     ),
     claims=tuple(
-        Claim(f"(ours) a decaying learning rate lowers the error ({way})", (way, "decaying lr"), (way, "constant lr"))
-        for way in ("Dynamic", "L2", "L1")
+        Claim(
+            f"(ours) a decaying learning rate lowers the error ({variant})",
+            (variant, "decaying lr"),
+            (variant, "constant lr"),
+        )
+        for variant in ("Dynamic", "L2", "L1")
     ),
     draw=partial(draw_curves, columns=("constant lr", "decaying lr")),
     notes=(
@@ -186,15 +190,15 @@ RATES = Item(
 )
 
 CLASS_COEFFICIENTS = {
-    f"{way}, {schedule} lr": Measurement(
-        f"yang2021-lost-{way.replace('/', '').lower()}-{schedule}",
+    f"{variant}, {schedule} lr": Measurement(
+        f"yang2021-lost-{variant.replace('/', '').lower()}-{schedule}",
         measure_class_coefficients,
         {"net": run, "dynamic": _variants(first)["Dynamic"]},
         smoke={"n_images": 64},
     )
     for schedule, first in (("constant", FASHION), ("decaying", DECAYING))
-    for way, run in _variants(first).items()
-    if not way.startswith("Dynamic")
+    for variant, run in _variants(first).items()
+    if not variant.startswith("Dynamic")
 }
 LOST = Item(
     "lost",
@@ -300,9 +304,9 @@ EARLY = Measurement(
     estimated_seconds=110,
 )
 SIGNS = {
-    way: Measurement(f"yang2021-signs-{way.replace('/', '').lower()}", measure_coefficient_signs, {"net": run})
-    for way, run in _variants(FASHION).items()
-    if not way.startswith("Dynamic")
+    variant: Measurement(f"yang2021-signs-{variant.replace('/', '').lower()}", measure_coefficient_signs, {"net": run})
+    for variant, run in _variants(FASHION).items()
+    if not variant.startswith("Dynamic")
 }
 ASSUMPTIONS = Item(
     "assumptions",
