@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from torchcaps._core.serialize import unpack_bits
-from torchcaps._core.stats import wilson_interval
+from torchcaps._core.stats import NORMAL_QUANTILE, student_quantile, wilson_interval
 from torchcaps.reproduce.schema import Cell, Claim, Item, Measurement, ParameterCount, Run, Source, TableRow
 from torchcaps.reproduce.store import RecordKey, RecordStore, has_diverged
 from torchcaps.training import RunSpec
@@ -25,14 +25,8 @@ __all__ = [
     "VerdictKind",
     "count_parameters",
     "mean_with_interval",
-    "student_quantile",
 ]
 
-NORMAL_QUANTILE = 1.959964  # two-sided 95 %
-# Two-sided 95 % quantiles of Student's t by degrees of freedom, from 1.
-STUDENT_QUANTILES = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
-)  # fmt: skip
 SIGNED_UNITS = (None, "", "%")  # units of columns whose numbers may be negative
 
 
@@ -309,13 +303,6 @@ def mean_with_interval(name: str, values: Tensor) -> dict[str, float | None]:
     per_image = values.double().flatten(1).mean(1) if values.dim() > 1 else values.double()
     half_width = NORMAL_QUANTILE * float(per_image.std()) / math.sqrt(len(per_image)) if len(per_image) > 1 else 0.0
     return {name: float(per_image.mean()), f"{name}_ci95": half_width}
-
-
-def student_quantile(freedom: int) -> float:
-    """Return the two-sided 95 % quantile of Student's t; an approximation beyond the table."""
-    if freedom <= len(STUDENT_QUANTILES):
-        return STUDENT_QUANTILES[freedom - 1]
-    return NORMAL_QUANTILE * (1 + 1.3 / freedom)
 
 
 def _estimate(
