@@ -63,7 +63,7 @@ def test_a_record_is_complete(path: Path) -> None:
     record = json.loads(path.read_text())
     assert record["command"].startswith("torchcaps reproduce ")
     assert (record["name"], record["scale"]) == (path.stem, "cpu")
-    assert record["machine"]["cores"] >= 1
+    assert record["machine"], "a record states the machine"
     if path.parent.name == "runs":
         assert record["curve"]
         assert record["config"]["model"] == record["settings"]["identity"]["model"]
