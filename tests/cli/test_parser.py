@@ -138,6 +138,9 @@ def test_prefix_nests_the_options() -> None:
     [
         ("--n-items many", ["--n-items", "int", "'many'"]),
         ("--ratio x", ["--ratio", "float", "'x'"]),
+        ("--ratio nan", ["--ratio must", "finite", "'nan'"]),
+        ("--ratio -inf", ["--ratio must", "finite", "'-inf'"]),
+        ("--ratio 1e400", ["--ratio must", "finite", "'1e400'"]),
         ("--mode fats", ["--mode", "fast, exact", "did you mean fast", "'fats'"]),
         ("--streamed maybe", ["--streamed", "true, false, auto", "'maybe'"]),
         ("--is-on=maybe", ["--is-on", "true or false", "'maybe'"]),

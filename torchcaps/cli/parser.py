@@ -7,6 +7,7 @@ set from it, adds the flags of that model to its `Parser`, and parses.
 import argparse
 import dataclasses
 import difflib
+import math
 import re
 import sys
 import types
@@ -153,9 +154,11 @@ def _check_value(annotation: Any, value: str) -> str:
             return value
         if option in (int, float):
             try:
-                option(value)
+                number = option(value)
             except ValueError:
                 continue
+            if not math.isfinite(number):
+                raise ValueError("must be finite")
             return value
         if option is bool and value.lower() in BOOL_WORDS:
             return value.lower()
