@@ -51,7 +51,7 @@ def test_papers_and_items_are_listed(capsys: pytest.CaptureFixture[str]) -> None
         ("sabour2017 table7", ("'table7'", "table1", "fig3")),
         ("sabour2017 table1 --rows LSTM", ("'LSTM'", "1 'Baseline CNN'")),
         ("sabour2017 table1 --columns SVHN", ("'SVHN'", "1 'MNIST'; 2 'MultiMNIST'")),
-        ("sabour2017 table1 --scale huge", ("--scale", "'huge'", "smoke", "cpu", "full")),
+        ("sabour2017 table1 --scale huge", ("--scale", "'huge'", "smoke", "cpu", "long", "full")),
         ("sabour2017 table1 --shard 9/8", ("--shard", "'9/8'")),
         ("sabour2017 table1 --seeds 0", ("--seeds", "got 0")),
         ("sabour2017 table1 --num-threads 0", ("--num-threads", "got 0")),

@@ -1,4 +1,4 @@
-"""Settings of runs at the three scales."""
+"""Settings of runs at the four scales."""
 
 import pytest
 
@@ -28,17 +28,39 @@ def test_cpu_applies_the_overrides_of_the_run_only() -> None:
     assert spec.recipe.optimizer == run_spec(run, "full").recipe.optimizer
 
 
+def test_long_applies_its_overrides_on_top_of_those_of_cpu() -> None:
+    run = Run(
+        "sabour2017_mnist", {}, {"width": 64, "epochs": 4, "max_train_images": 20_000}, {"max_train_images": None}
+    )
+    spec = run_spec(run, "long")
+    assert (spec.model_options, spec.recipe.epochs, spec.max_train_images) == ({"width": 64}, 4, None)
+    assert run_spec(run, "cpu").max_train_images == 20_000
+
+
+@pytest.mark.parametrize(
+    ("cpu", "long", "expected"),
+    [({"epochs": 4}, {"steps": 100}, (None, 100)), ({"steps": 100}, {"epochs": 4}, (4, None))],
+)
+def test_long_replaces_epochs_by_steps_and_vice_versa(
+    cpu: dict[str, int], long: dict[str, int], expected: tuple[int | None, int | None]
+) -> None:
+    recipe = run_spec(Run("sabour2017_mnist", {}, cpu, long), "long").recipe
+    assert (recipe.epochs, recipe.steps) == expected
+
+
 def test_replace_adds_overrides_to_a_copy() -> None:
-    run = Run("sabour2017_mnist", {"routing": Dynamic(1)}, {"width": 64})
-    changed = run.replace(cpu={"width": 32}, reconstruction=False)
-    assert changed == Run("sabour2017_mnist", {"routing": Dynamic(1), "reconstruction": False}, {"width": 32})
-    assert run.cpu == {"width": 64}
+    run = Run("sabour2017_mnist", {"routing": Dynamic(1)}, {"width": 64}, {"epochs": 9})
+    changed = run.replace(cpu={"width": 32}, long={"batch_size": 64}, reconstruction=False)
+    changes, long = {"routing": Dynamic(1), "reconstruction": False}, {"epochs": 9, "batch_size": 64}
+    assert changed == Run("sabour2017_mnist", changes, {"width": 32}, long)
+    assert (run.cpu, run.long) == ({"width": 64}, {"epochs": 9})
 
 
 @pytest.mark.parametrize(
     ("name", "scale", "expected"),
     [
         ("affnist", "full", ("affnist", {})),
+        ("affnist", "long", ("affnist-style", {})),
         ("affnist", "cpu", ("affnist-style", {})),
         ("affnist", "smoke", ("affnist-style", {"source": "digits"})),
         ("multimnist", "smoke", ("multimnist", {"source": "digits"})),

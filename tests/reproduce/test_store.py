@@ -14,7 +14,7 @@ from torchcaps.analysis.alignment import Alignment
 from torchcaps.models.registry import MODELS
 from torchcaps.papers import list_papers
 from torchcaps.reproduce.planner import TaskState, make_plan
-from torchcaps.reproduce.scales import run_spec
+from torchcaps.reproduce.scales import Scale, run_spec
 from torchcaps.reproduce.schema import Cell, Item, Measurement, Run, TableRow
 from torchcaps.reproduce.store import MeasurementCheckpoint, RecordKey, RecordStore
 from torchcaps.routing import Dynamic
@@ -147,6 +147,17 @@ def test_measurement_records_are_identified_by_options_version_runs_and_dependen
     store.write_measurement(RecordKey(c, 0), {"a": 1.0}, 0.0)
     assert store.read(RecordKey(c, 0)) is not None
     assert smoke_store(tmp_path).read(RecordKey(changed, 0)) is None
+
+
+@pytest.mark.parametrize(
+    ("scale", "expected"), [("smoke", (1, 9)), ("cpu", (2, 8)), ("long", (3, 8)), ("full", (4, 9))]
+)
+def test_options_of_a_measurement_by_scale(tmp_path: Path, scale: Scale, expected: tuple[int, int]) -> None:
+    measurement = Measurement(
+        "m", measure_nothing, options={"a": 4, "b": 9}, smoke={"a": 1}, cpu={"a": 2, "b": 8}, long={"a": 3}
+    )
+    options = RecordStore(scale, tmp_path).options(measurement)
+    assert (options["a"], options["b"]) == expected
 
 
 def test_networks_that_are_equal_at_a_scale_give_the_same_settings(tmp_path: Path) -> None:

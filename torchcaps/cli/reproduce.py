@@ -28,8 +28,9 @@ REPRODUCE_DESCRIPTION = (
     "Reproduce a table or figure of a paper and compare it with the published numbers. The plan is printed first: "
     "runs, steps, and the time and memory they need on this machine, estimated from a few steps. If interrupted, the "
     "same command resumes. Scales: smoke (seconds, on embedded digits; checks that everything runs, its numbers are "
-    "meaningless), cpu (hours on two cores: narrower networks, fewer images and epochs, the same for all rows), full "
-    "(the paper's own setting). Examples: torchcaps reproduce; torchcaps reproduce sabour2017; "
+    "meaningless), cpu (hours on two cores: narrower networks, fewer images and epochs, the same for all rows), long "
+    "(hours per run-set on two cores: longer trainings and all images, still narrower than the paper), full (the "
+    "paper's own setting). Examples: torchcaps reproduce; torchcaps reproduce sabour2017; "
     "torchcaps reproduce sabour2017 table1 --scale cpu --seeds 3; "
     "torchcaps reproduce tsai2020 fig4 --scale cpu --rows EM --shard 2/8"
 )
@@ -37,7 +38,7 @@ REPORT_DESCRIPTION = (
     "Write all tables and figures from the existing records to one Markdown report, next to the published numbers; "
     "'not run' marks numbers without a record. Example: torchcaps report --scale cpu --out docs/results.md"
 )
-SCALE_HELP = "Scale: smoke, cpu or full"
+SCALE_HELP = f"Scale: {', '.join(SCALES[:-1])} or {SCALES[-1]}"
 
 
 def reproduce_command(words: list[str]) -> None:

@@ -36,15 +36,24 @@ class Run:
         model: name of the model.
         changes: overrides at every scale; keys are fields of the model, of its recipe or of the run.
         cpu: further overrides at the scale ``cpu``.
+        long: further overrides at the scale ``long``, on top of those of ``cpu``.
     """
 
     model: str
     changes: Mapping[str, Any] = field(default_factory=dict, hash=False)
     cpu: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    long: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
-    def replace(self, cpu: Mapping[str, Any] | None = None, **changes: Any) -> "Run":
+    def replace(
+        self, cpu: Mapping[str, Any] | None = None, long: Mapping[str, Any] | None = None, **changes: Any
+    ) -> "Run":
         """Return a copy with additional overrides."""
-        return dataclasses.replace(self, changes={**self.changes, **changes}, cpu={**self.cpu, **(cpu or {})})
+        return dataclasses.replace(
+            self,
+            changes={**self.changes, **changes},
+            cpu={**self.cpu, **(cpu or {})},
+            long={**self.long, **(long or {})},
+        )
 
 
 @dataclass(frozen=True)
@@ -65,7 +74,7 @@ class Measurement:
         runs: the trained networks that it needs, by argument name.
         ensemble_size: number of networks per run, with consecutive seeds (two at the scale ``smoke``).
         options: keyword arguments of the function at the scale ``full``.
-        cpu, smoke: overrides of ``options`` at these scales.
+        cpu, long, smoke: overrides of ``options`` at these scales; those of ``long`` are applied on top of ``cpu``.
         depends_on: measurements whose results it reads, by name.
         output_file: file in its working directory that dependent measurements read.
         seed_independent: the result does not depend on the seed, so it is measured once.
@@ -80,6 +89,7 @@ class Measurement:
     ensemble_size: int = 1
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     cpu: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    long: Mapping[str, Any] = field(default_factory=dict, hash=False)
     smoke: Mapping[str, Any] = field(default_factory=dict, hash=False)
     depends_on: Mapping[str, "Measurement"] = field(default_factory=dict, hash=False)
     output_file: str = ""

@@ -154,8 +154,13 @@ class RecordStore:
 
     def options(self, measurement: Measurement) -> dict[str, Any]:
         """Return the keyword arguments of a measurement's function at this scale."""
-        overrides = {"cpu": measurement.cpu, "smoke": measurement.smoke}.get(self.scale, {})
-        return {**measurement.options, **overrides}
+        overrides = {
+            "smoke": measurement.smoke,
+            "cpu": measurement.cpu,
+            "long": {**measurement.cpu, **measurement.long},
+            "full": {},
+        }
+        return {**measurement.options, **overrides[self.scale]}
 
     def _identity(self, run: Run) -> dict[str, Any]:
         key = repr(run)
