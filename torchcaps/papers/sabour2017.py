@@ -22,14 +22,14 @@ from torchcaps.papers.measures.geometry import (
     measure_logit_changes,
 )
 from torchcaps.papers.measures.training import draw_curves, measure_ensemble
-from torchcaps.reproduce.scales import CPU_CIFAR, CPU_DIGITS, NARROW_CAPSNET, NARROW_CNN
+from torchcaps.reproduce.scales import CPU_CIFAR, CPU_DIGITS, LONG_DIGITS, NARROW_CAPSNET, NARROW_CNN
 from torchcaps.reproduce.schema import Cell, Claim, Item, Measurement, Paper, Published, Run, TableRow
 from torchcaps.routing import Dynamic
 
 __all__ = ["PAPER"]
 
-MNIST = Run("sabour2017_mnist", cpu={**CPU_DIGITS, **NARROW_CAPSNET})
-CNN = Run("sabour2017_cnn_mnist", cpu={**CPU_DIGITS, **NARROW_CNN})
+MNIST = Run("sabour2017_mnist", cpu={**CPU_DIGITS, **NARROW_CAPSNET}, long=LONG_DIGITS)
+CNN = Run("sabour2017_cnn_mnist", cpu={**CPU_DIGITS, **NARROW_CNN}, long=LONG_DIGITS)
 PAIRS = {"steps": 1_500, "max_test_images": 5_000, "lr_schedule": CPU_DIGITS["lr_schedule"]}
 MULTI = Run("sabour2017_multimnist", cpu={**PAIRS, **NARROW_CAPSNET})
 MULTI_CNN = Run("sabour2017_cnn_multimnist", cpu={**PAIRS, "width": 96, "features": 1_024})
