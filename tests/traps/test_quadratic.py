@@ -82,6 +82,62 @@ def test_trap_47_step_equals_the_papers_and_increases_the_objective(penalty: Any
     assert after > before
 
 
+@pytest.mark.parametrize("penalty", ["l2", "l1"])
+def test_lambda_has_the_scale_of_the_equation_with_either_reduction(penalty: Any) -> None:
+    """The mean over a batch divides the penalty as well: gamma of eq. 13 is the learning rate over the images."""
+    pose = make_batch()
+    layer = make_class_layer(Quadratic(penalty, lr=6e-4, penalty_weight=0.3, reduction="mean"))
+    votes, b = layer.votes(pose).dense().tolist(), layer.coefficients["coefficient"].tolist()
+    Quadratic.ascend(layer, pose, LABELS)
+    expected = reference.paper_step(votes, b, SIGNS, 6e-4 / len(LABELS), 0.3, penalty)
+    assert largest_difference(layer.coefficients["coefficient"], expected) < REFERENCE
+
+
+@pytest.mark.parametrize("method", ["paper", "adam"])
+def test_lr_factor_multiplies_the_learning_rate(method: Any) -> None:
+    by_factor, by_lr = (make_class_layer(Quadratic(method=method, lr=lr)) for lr in (0.01, 0.0025))
+    Quadratic.ascend(by_factor, make_batch(), LABELS, lr_factor=0.25)
+    Quadratic.ascend(by_lr, make_batch(), LABELS)
+    assert largest_difference(by_factor.coefficients["coefficient"], by_lr.coefficients["coefficient"]) < EXACT
+
+
+def make_model(routing: Quadratic) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 4).double(), make_class_layer(routing))
+
+
+def test_recorded_children_replace_the_forward_pass() -> None:
+    """Children of the forward passes, in two micro-batches, with the transforms at the time of the ascent."""
+    recording, expected = make_model(Quadratic()), make_model(Quadratic())
+    pose = make_batch()
+    with Quadratic.record_children(recording) as children:
+        for part in pose.split(4):
+            recording(part)
+    with torch.no_grad():
+        for model in (recording, expected):
+            model[1].weight.mul_(0.5)  # the descent changes the transforms ...
+        recording[0].weight.zero_()  # ... and the layers below, which the ascent does not run again
+    calls: list[str] = []
+    recording[0].register_forward_pre_hook(lambda *_: calls.append("called"))
+    value = children.ascend(LABELS)
+    assert calls == []
+    assert float(value) == pytest.approx(float(Quadratic.ascend(expected, pose, LABELS)), abs=EXACT)
+    torch.testing.assert_close(recording[1].coefficients["coefficient"], expected[1].coefficients["coefficient"])
+    recording(pose)  # after the context, nothing is recorded: the children would not fit the labels
+    children.ascend(LABELS)
+
+
+def test_recorded_children_need_one_layer_and_a_forward_pass() -> None:
+    layers = nn.Sequential(*(make_class_layer(Quadratic()) for _ in range(2)))
+    for module, found in ((layers, "2"), (nn.Linear(2, 2), "0")):
+        with pytest.raises(ValueError, match=found), Quadratic.record_children(module):
+            pass
+    with Quadratic.record_children(make_class_layer(Quadratic())) as children:
+        pass
+    with pytest.raises(RuntimeError, match="forward pass"):
+        children.ascend(LABELS)
+
+
 def test_trap_48_ascent_changes_coefficients_only_and_descent_weights_only() -> None:
     layer, pose = make_class_layer(Quadratic()), make_batch()
     weight, b = layer.weight.detach().clone(), layer.coefficients["coefficient"].clone()

@@ -1,5 +1,6 @@
 """Timing of benchmark cases: check that torchcaps and the naive baseline agree, then time both, interleaved."""
 
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,8 +10,8 @@ import torch
 from torch import Tensor
 
 from torchcaps.bench.cases import Case, Work
-from torchcaps.models import Network
-from torchcaps.routing import Quadratic
+from torchcaps.models import Network, Recipe
+from torchcaps.training.ascent import CoefficientAscent
 
 __all__ = ["compare", "matmul_rate", "measure_case", "num_threads", "training_step"]
 
@@ -107,18 +108,20 @@ def _seconds(run: Callable[[], Any], count: int, clock: Callable[[], float]) -> 
 # Training steps of any model ------------------------------------------------------------------------------------
 
 
-def training_step(model: Network, batch_size: int) -> Callable[[], None]:
-    """Return a function that runs one training step on random images, as the model's recipe defines it."""
-    recipe = model.recipe
+def training_step(model: Network, batch_size: int, recipe: Recipe | None = None) -> Callable[[], None]:
+    """Return a function that runs one training step on random images, as a recipe (default: the model's) defines it."""
+    recipe = model.recipe if recipe is None else recipe
+    ascent, steps = CoefficientAscent(model, recipe), itertools.count()
     loss, optimizer = model.loss(), recipe.optimizer.make(model.parameters())
     images, labels, targets = _random_batch(model, batch_size)
 
     def step() -> None:
+        index = next(steps)
         optimizer.zero_grad()
-        loss(model(images, labels), labels, targets).backward()
+        with ascent.recording(index) as recorded:
+            loss(model(images, labels), labels, targets).backward()
         optimizer.step()
-        for _ in range(recipe.ascents):
-            Quadratic.ascend(model, images, labels)
+        ascent.run(recorded, images, labels, index, lr_factor=1.0)
 
     return step
 

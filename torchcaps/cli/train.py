@@ -28,7 +28,8 @@ DEFAULT_MODEL, IMAGE_FOLDER_MODEL = "capsnet_small", "capsnet_images"
 OPTIONS = ("data_options", "test_options")
 OPTION_PREFIXES = {"data_options": "--data.", "test_options": "--test-data."}
 DATA_FIELDS = ("data", "test_data", "augmentation")
-RECIPE_FIELDS = ("batch_size", "epochs", "steps", "val_fraction", "eval_weights", "ascents")
+ASCENT_FIELDS = ("ascents", "descents", "ascent_lr", "reuse_children")
+RECIPE_FIELDS = ("batch_size", "epochs", "steps", "val_fraction", "eval_weights", *ASCENT_FIELDS)
 RUN_FIELDS = [
     f.name for f in dataclasses.fields(RunSpec) if f.name not in ("model", "model_options", "recipe", *OPTIONS)
 ]

@@ -163,8 +163,15 @@ class Recipe:
         batch_size: number of images per optimiser step.
         epochs: number of passes over the training set (mutually exclusive with ``steps``).
         steps: number of optimiser steps (mutually exclusive with ``epochs``).
-        ascents: number of `torchcaps.routing.Quadratic.ascend` steps after each optimiser step: 1 in Yang 2021,
-            Algorithm 1, for any model with that routing; otherwise 0.
+        ascents: number of `torchcaps.routing.Quadratic.ascend` steps after every ``descents`` optimiser steps: n_r of
+            Yang 2021, Algorithm 1; 1 for any model with that routing, otherwise 0.
+        descents: number of optimiser steps, each with a batch of its own, before the ascents: n_b of Algorithm 1. The
+            ascents use the last batch.
+        ascent_lr: learning rate of the ascent: ``"scheduled"`` multiplies it by the factor of ``lr_schedule``,
+            ``"constant"`` does not. A constant one under a decaying learning rate of the weights loses classes: the
+            ascent shrinks coefficients, and the weights no longer compensate.
+        reuse_children: take the ascent steps from the children of the descent's forward pass instead of running the
+            layers below again with the updated weights (`torchcaps.routing.Quadratic.record_children`).
         data: name of the training set.
         test_data: name of the test set, if it is not the test split of ``data``.
         augmentation: name of the paper's preprocessing pipeline.
@@ -181,6 +188,9 @@ class Recipe:
     epochs: int | None = setting(None, resumable=True)
     steps: int | None = setting(None, resumable=True)
     ascents: int = 0
+    descents: int = 1
+    ascent_lr: Literal["scheduled", "constant"] = "scheduled"
+    reuse_children: bool = False
     data: str = ""
     test_data: str = setting("", resumable=True)
     augmentation: str = ""
@@ -192,6 +202,7 @@ class Recipe:
         check_fields(self)
         check_range(self, "batch_size", 1)
         check_range(self, "ascents", 0)
+        check_range(self, "descents", 1)
         check_range(self, "epochs", 1)
         check_range(self, "steps", 1)
         if not 0 <= self.val_fraction < 1:

@@ -1,6 +1,7 @@
 """Routing as a regularised quadratic program, solved by one ascent step per training step: Yang 2021."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,7 +15,7 @@ from torchcaps.functional import squash
 from torchcaps.routing.base import Coefficient, Geometry, Routing, State
 from torchcaps.votes import Votes
 
-__all__ = ["Quadratic", "RoutingDivergence"]
+__all__ = ["Quadratic", "RecordedChildren", "RoutingDivergence"]
 
 
 class RoutingDivergence(RuntimeError):
@@ -45,11 +46,12 @@ class Quadratic(Routing):
         method: ``"paper"``: ``b += 2 gamma (Σ_k delta U U' b - lambda b)``, or ``lambda sign(b)`` for L1, with the
             factor 2 as printed. ``"adam"``: Adam on the same objective averaged over the batch, with the penalty
             ``lambda mean_i b²``, as in the code that implements the paper.
-        lr: learning rate of the ascent, gamma; default 0.01, or 0.0002 for Adam. The paper does not state it.
-        penalty_weight: lambda; default 0.001, or 0.00001 for Adam.
-        reduction: ``"sum"`` over the batch is the paper's equation. ``"mean"`` makes lr and penalty_weight independent
-            of the batch size; the penalty then weighs ``p`` times as much as in the equation, for ``p`` images. Adam
-            always uses the mean.
+        lr: learning rate of the ascent, gamma; default 0.01, or 0.0002 for Adam. The paper does not state it. In
+            training it follows the learning-rate schedule of the weights (`torchcaps.models.Recipe.ascent_lr`).
+        penalty_weight: lambda of the equation; default 0.001, the paper's example, or 0.00001 for Adam.
+        reduction: ``"sum"`` over the batch is the paper's equation. ``"mean"`` divides all of F, the penalty included,
+            by the number of images ``p``: lambda keeps the scale of the equation, and lr is ``p`` times the gamma of
+            eq. 13. Adam always uses the mean, of the votes' part only, as in that code.
         objective: ``"sum"``: F is computed from ``|v|²``, as printed. ``"capsule"``: from ``|squash(v)|²``, as in one
             branch of that code.
         initial: initial value of every coefficient; must not be zero, which is a stationary point.
@@ -105,6 +107,7 @@ class Quadratic(Routing):
         labels: Tensor,
         n_images: int | None = None,
         reduce: Callable[[Tensor], Tensor] | None = None,
+        lr_factor: float = 1.0,
     ) -> Tensor:
         """Take one ascent step on the coefficients of every `Quadratic` layer: Algorithm 1, line "update b".
 
@@ -114,11 +117,13 @@ class Quadratic(Routing):
         Args:
             module: a capsule layer with this routing, or a model with one or more of them; the one that the model
                 calls last is the class layer, from which F is computed.
-            batch: the input of ``module``. Random layers, such as dropout, draw new samples.
+            batch: the input of ``module``; for a layer its children, for example those that `record_children` has
+                kept from the forward pass of the descent. Random layers, such as dropout, draw new samples.
             labels: class indices ``[B]``, those of ``K`` objects per image ``[B, K]``, or multi-hot rows ``[B, J]``.
             n_images: number of images of the global batch, if several processes share it; default: the number of
                 ``labels``.
             reduce: function that sums a tensor over these processes, so that all of them take the same step.
+            lr_factor: factor of the learning rate of the ascent: that of the learning-rate schedule.
 
         Returns:
             F before the step, without penalties: mean or sum over the batch, according to ``reduction``.
@@ -139,6 +144,7 @@ class Quadratic(Routing):
         else:
             top, children, hidden = _run(module, layers, batch)
         routing: Quadratic = top.routing
+        n_images = len(labels) if n_images is None else n_images
         with torch.set_grad_enabled(bool(hidden)):
             votes = top.votes(children)
             value, query = routing._objective(top, votes, labels, n_images)
@@ -152,13 +158,47 @@ class Quadratic(Routing):
                 value, top_gradient = reduce(value), reduce(top_gradient)
                 gradients = [reduce(gradient) for gradient in gradients]
             pairs = [*zip(hidden, gradients, strict=True), (top, top_gradient)]
-            updates = [(layer, layer.routing._ascent_step(layer, gradient)) for layer, gradient in pairs]
+            updates = [
+                (layer, layer.routing._ascent_step(layer, gradient, n_images, lr_factor)) for layer, gradient in pairs
+            ]
             for layer, tensors in updates:  # only after the updates of all layers were checked
                 for name, tensor in tensors.items():
                     layer.coefficients[name].copy_(tensor)
         return value.detach()
 
-    def _objective(self, top: Any, votes: Votes, labels: Tensor, n_images: int | None) -> tuple[Tensor, Tensor]:
+    @staticmethod
+    @contextmanager
+    def record_children(module: nn.Module) -> "Iterator[RecordedChildren]":
+        """Context manager: keep the children of the model's `Quadratic` layer in its forward passes.
+
+        The ascent needs only them and the transforms, so `RecordedChildren.ascend` takes its step without another
+        forward pass of the layers below. Algorithm 1 updates the coefficients after the weights: recorded children are
+        those of the weights before the descent step, while the transforms are those after it.
+
+        Args:
+            module: a capsule layer with this routing, or a model with one of them.
+
+        >>> from torchcaps.nn import DenseCapsules
+        >>> layer = DenseCapsules(6, 4, 3, 4, routing=Quadratic())
+        >>> with Quadratic.record_children(layer) as children:
+        ...     _ = layer(torch.randn(2, 6, 4))
+        >>> children.ascend(torch.tensor([0, 2])).shape
+        torch.Size([])
+        """
+        layers = [layer for layer in module.modules() if isinstance(getattr(layer, "routing", None), Quadratic)]
+        if len(layers) != 1:
+            raise ValueError(
+                f"children can be recorded for a module with one Quadratic layer, got {len(layers)} in "
+                f"{type(module).__name__}: use Quadratic.ascend with the batch"
+            )
+        recorded = RecordedChildren(layers[0])
+        handle = layers[0].register_forward_pre_hook(recorded.append, with_kwargs=True)
+        try:
+            yield recorded
+        finally:
+            handle.remove()
+
+    def _objective(self, top: Any, votes: Votes, labels: Tensor, n_images: int) -> tuple[Tensor, Tensor]:
         """Return F without penalty and its gradient ``dF/dv``, ``[B, *L, J, D]``."""
         if any(size != 1 for size in votes.wiring.sites):
             raise ValueError(f"the class layer must have one position, got a grid of {list(votes.wiring.sites)}")
@@ -170,7 +210,7 @@ class Quadratic(Routing):
             raise ValueError(f"labels must have one entry for each of the {votes.shape[0]} images, got {len(hot)}")
         sign = (2 * hot - 1).view(-1, *votes.wiring.sites, n_classes, 1)
         if self.reduction == "mean" or self.method == "adam":
-            sign = sign / (len(hot) if n_images is None else n_images)
+            sign = sign / n_images
         total = votes.sum(top.coefficients["coefficient"])  # v_j, before the squash
         square = (total * total).sum(-1, keepdim=True)
         if self.objective == "sum":
@@ -179,18 +219,20 @@ class Quadratic(Routing):
         value = (sign * (square / (1 + square)) ** 2).sum()
         return value, 2 * sign * (2 * square / (1 + square) ** 3) * total
 
-    def _ascent_step(self, layer: Any, gradient: Tensor) -> dict[str, Tensor]:
+    def _ascent_step(self, layer: Any, gradient: Tensor, n_images: int, lr_factor: float) -> dict[str, Tensor]:
         """Return the coefficients (and Adam's moments) after an ascent step; raise if they exceed the limit."""
         # At least float32, since a step is small compared with the coefficient.
         dtype = torch.promote_types(gradient.dtype, torch.float32)
         b, gradient = layer.coefficients["coefficient"].to(dtype), gradient.to(dtype)
         if self.method == "paper":
-            lr = 0.01 if self.lr is None else self.lr
+            lr = lr_factor * (0.01 if self.lr is None else self.lr)
             weight = 0.001 if self.penalty_weight is None else self.penalty_weight
+            if self.reduction == "mean":
+                weight /= n_images
             penalty_gradient = b if self.penalty == "l2" else b.sign()
             updated = {"coefficient": b + 2 * lr * (gradient / 2 - weight * penalty_gradient)}
         else:
-            updated = self._adam_step(layer.coefficients.named(), b, gradient)
+            updated = self._adam_step(layer.coefficients.named(), b, gradient, lr_factor)
         largest = float(updated["coefficient"].abs().max())
         if not largest <= self.limit:
             raise RoutingDivergence(
@@ -199,9 +241,11 @@ class Quadratic(Routing):
             )
         return updated
 
-    def _adam_step(self, coefficients: Mapping[str, Tensor], b: Tensor, gradient: Tensor) -> dict[str, Tensor]:
+    def _adam_step(
+        self, coefficients: Mapping[str, Tensor], b: Tensor, gradient: Tensor, lr_factor: float
+    ) -> dict[str, Tensor]:
         """Return the coefficients and moments after an ascent step of Adam (betas 0.9 and 0.999, eps 1e-8)."""
-        lr = 0.0002 if self.lr is None else self.lr
+        lr = lr_factor * (0.0002 if self.lr is None else self.lr)
         weight = 0.00001 if self.penalty_weight is None else self.penalty_weight
         penalty_gradient = 2 * b if self.penalty == "l2" else b.sign()
         gradient = gradient - weight * penalty_gradient / b.shape[0]
@@ -211,6 +255,29 @@ class Quadratic(Routing):
         step = lr * (first / (1 - 0.9**n_steps)) / ((second / (1 - 0.999**n_steps)).sqrt() + 1e-8)
         count = torch.tensor(n_steps)
         return {"coefficient": b + step, "first_moment": first, "second_moment": second, "n_steps": count}
+
+
+class RecordedChildren:
+    """Children of a `Quadratic` layer, of one or several micro-batches: see `Quadratic.record_children`."""
+
+    def __init__(self, layer: Any) -> None:
+        self.layer = layer
+        self._micro_batches: list[Capsules] = []
+
+    def append(self, layer: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Keep the input of a forward pass, without its graph."""
+        children = as_capsules(inputs[0] if inputs else named["capsules"])
+        dtype = self.layer.coefficients["coefficient"].dtype  # autocast may have computed them in another
+        activation = None if children.activation is None else children.activation.detach().to(dtype)
+        self._micro_batches.append(Capsules(children.pose.detach().to(dtype), activation))
+
+    def ascend(self, labels: Tensor, *arguments: Any, **named: Any) -> Tensor:
+        """Take one ascent step with the recorded children; other arguments and the result as in `Quadratic.ascend`."""
+        if not self._micro_batches:
+            raise RuntimeError("no children recorded: run a forward pass inside of Quadratic.record_children first")
+        poses, activations = ([getattr(c, name) for c in self._micro_batches] for name in ("pose", "activation"))
+        children = Capsules(torch.cat(poses), None if activations[0] is None else torch.cat(activations))
+        return Quadratic.ascend(self.layer, children, labels, *arguments, **named)
 
 
 def _run(module: nn.Module, layers: list[Any], batch: Any) -> tuple[Any, Capsules, dict[Any, Tensor]]:

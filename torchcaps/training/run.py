@@ -177,8 +177,13 @@ def _check_settings(spec: RunSpec, network: Network, data: RunData) -> None:
     recipe = spec.recipe
     if spec.tensorboard:
         import_optional("tensorboard", "--tensorboard")
-    if recipe.ascents and not any(isinstance(getattr(m, "routing", None), Quadratic) for m in network.modules()):
+    n_quadratic = sum(isinstance(getattr(m, "routing", None), Quadratic) for m in network.modules())
+    if recipe.ascents and not n_quadratic:
         raise ValueError(f"--ascents {recipe.ascents} needs a model with Quadratic routing: use --routing quadratic")
+    if recipe.ascents and recipe.reuse_children and n_quadratic > 1:
+        raise ValueError(
+            f"--reuse-children needs a model with one layer of Quadratic routing, got {n_quadratic}: leave it out"
+        )
     recipe.optimizer.make([torch.zeros(1)])  # raises if its hyperparameters are invalid
     if data.val is None:
         flags = {

@@ -10,11 +10,14 @@ from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 import torch
+from torch import Tensor
 
 from torchcaps._core.random import step_seed
 from torchcaps.data import Batch, Loader
 from torchcaps.models import Network
-from torchcaps.routing import Quadratic, RoutingDivergence
+from torchcaps.routing import RoutingDivergence
+from torchcaps.routing.quadratic import RecordedChildren
+from torchcaps.training.ascent import CoefficientAscent
 from torchcaps.training.checkpoint import Checkpoint, CheckpointWriter, restore_training
 from torchcaps.training.config import RunSpec
 from torchcaps.training.distributed import Engine, StopSignal, translate_peer_errors
@@ -70,6 +73,7 @@ class Trainer:
         self.loss = network.loss()
         network.to(engine.device)
         self.model, self.optimizer = engine.setup(network, self.recipe.optimizer.make(network.parameters()))
+        self.ascent = CoefficientAscent(network, self.recipe)
         self.ema = EMA(network, spec.ema_decay) if self.recipe.eval_weights == "ema" else None
         self.train_metrics = RunningEvaluation(network)
         self.metrics: MetricsLog | None = None  # on rank 0, while training
@@ -141,21 +145,23 @@ class Trainer:
             batch, weight = self.loader.batch(state.epoch, 0), 0.0
         remaining = len(self.data.train) - state.batch * self.loader.batch_size
         n_images = min(self.loader.batch_size, remaining)  # of all processes
+        lr_factor = self.recipe.lr_schedule.factor(state.step, state.epoch, self.total_steps)
         for group in self.optimizer.param_groups:
-            group["lr"] = self.recipe.lr_at(state.step, state.epoch, self.total_steps)
+            group["lr"] = self.recipe.optimizer.lr * lr_factor
         seed = step_seed(self.spec.seed, state.step, self.engine.rank)
         torch.manual_seed(seed)
         self.optimizer.zero_grad()
         try:
-            for micro_batch, is_last in _split(batch, self.spec.micro_batches):
-                with self.engine.fabric.no_backward_sync(self.model, enabled=not is_last):
-                    output = self.model(micro_batch.images, micro_batch.labels)
-                    loss = batch_loss(self.loss, output, micro_batch, state.step)
-                    # DDP averages over processes; every image must have equal weight.
-                    fraction = weight * len(micro_batch.labels) * self.engine.world_size / n_images
-                    self.engine.fabric.backward(loss * fraction)
-                if weight:
-                    self.train_metrics.update(output.scores, micro_batch.labels, float(loss.detach()))
+            with self.ascent.recording(state.step) as recorded:
+                for micro_batch, is_last in _split(batch, self.spec.micro_batches):
+                    with self.engine.fabric.no_backward_sync(self.model, enabled=not is_last):
+                        output = self.model(micro_batch.images, micro_batch.labels)
+                        loss = batch_loss(self.loss, output, micro_batch, state.step)
+                        # DDP averages over processes; every image must have equal weight.
+                        fraction = weight * len(micro_batch.labels) * self.engine.world_size / n_images
+                        self.engine.fabric.backward(loss * fraction)
+                    if weight:
+                        self.train_metrics.update(output.scores, micro_batch.labels, float(loss.detach()))
         except ValueError as error:
             self._diagnose(batch, seed, error)
             raise
@@ -163,8 +169,8 @@ class Trainer:
         if not (abs(state.grad_norm) < float("inf") and torch.isfinite(self.train_metrics.loss)):
             self._diagnose(batch, seed)
         self.optimizer.step()
-        for _ in range(self.recipe.ascents):
-            self._ascend(batch, weight, n_images)
+        if self.ascent.is_due(state.step):
+            self._ascend(recorded, batch, lr_factor, weight, n_images)
         if self.ema is not None:
             self.ema.update(self.network)
         state.step += 1
@@ -183,11 +189,17 @@ class Trainer:
             torch.nn.utils.clip_grads_with_norm_(self.network.parameters(), max_norm, norm)
         return float(norm)
 
-    def _ascend(self, batch: Batch, weight: float, n_images: int) -> None:
-        """Take an ascent step on the routing coefficients: Yang 2021, Algorithm 1."""
-        reduce = self.engine.all_reduce_sum
+    def _ascend(
+        self, recorded: RecordedChildren | None, batch: Batch, lr_factor: float, weight: float, n_images: int
+    ) -> None:
+        """Take the ascent steps on the routing coefficients: Yang 2021, Algorithm 1."""
+        all_reduce_sum = self.engine.all_reduce_sum
+
+        def reduce(slope: Tensor) -> Tensor:
+            return all_reduce_sum(slope * weight)
+
         try:
-            Quadratic.ascend(self.network, batch.images, batch.labels, n_images, lambda slope: reduce(slope * weight))
+            self.ascent.run(recorded, batch.images, batch.labels, self.state.step, lr_factor, n_images, reduce)
         except RoutingDivergence as error:
             raise DivergenceError(f"step {self.state.step + 1:,}: {error}. {self.checkpoints.status}") from error
 
