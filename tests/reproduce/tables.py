@@ -56,14 +56,15 @@ def run_table(
     return Results(Item("t", "Table", "A table.", {"error": "%"}, rows, (claim,)), store)
 
 
-def write_run(store: RecordStore, run: Run, correct: Tensor, seed: int = 0) -> None:
-    """Write the record of a run with these per-image test results."""
+def write_run(store: RecordStore, run: Run, correct: Tensor, seed: int = 0, **test_results: Any) -> None:
+    """Write the record of a run with these per-image test results, and further ones."""
     key = RecordKey(run, seed)
     directory = store.run_directory(key)
     directory.path.mkdir(parents=True)
     directory.write_config(run_spec(run, store.scale, seed))
     n, n_correct = len(correct), int(correct.sum())
     test = {"accuracy": n_correct / n, "n": n, "n_correct": n_correct, "loss": 0.0, "correct": pack_bits(correct)}
+    test |= test_results
     report = {
         "stop_reason": "max_epochs",
         "epochs": 1,

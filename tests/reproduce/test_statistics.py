@@ -107,6 +107,38 @@ def test_runs_tested_on_the_same_images_are_compared_by_image(tmp_path: Path) ->
     assert verdict.half_width == pytest.approx(100 * 1.959964 * math.sqrt(variance))
 
 
+def test_recall_of_a_class_and_lowest_recall(tmp_path: Path) -> None:
+    """Intervals are those of the images of the class; the means over the seeds are of one class or of the lowest."""
+    store, runs = smoke_store(tmp_path), make_runs("ab")
+    correct = torch.ones(100, dtype=torch.bool)
+    for seed, class_correct in enumerate(([30, 5], [15, 35])):
+        write_run(store, runs["a"], correct, seed, class_correct=class_correct, class_counts=[60, 40])
+    write_run(store, runs["b"], correct)  # a record without counts per class
+    metrics = {"first": "recall 0", "second": "recall 1", "lowest": "lowest recall"}
+    cells = {run: {name: Cell(None, runs[run], metric) for name, metric in metrics.items()} for run in "ab"}
+    columns = dict.fromkeys(metrics, "test accuracy, %")
+    results = Results(Item("t", "T", "A table.", columns, tuple(TableRow(r, c) for r, c in cells.items())), store)
+    means = {name: estimate.mean for name, cell in cells["a"].items() if (estimate := results.estimate(cell))}
+    assert means == pytest.approx({"first": 37.5, "second": 50.0, "lowest": (12.5 + 25) / 2})
+    first = results.estimate(cells["a"]["first"])
+    assert first is not None
+    _, high = wilson_interval(22, 60)  # 37.5 % of 60, rounded
+    seeds = T1 * 12.5 * math.sqrt(2) / math.sqrt(2)
+    assert first.high == pytest.approx(min(100, 37.5 + math.hypot(100 * high - 37.5, seeds)))
+    assert [results.estimate(cell) for cell in cells["b"].values()] == [None] * 3
+
+
+def test_recalls_are_not_compared_by_image(tmp_path: Path) -> None:
+    store, runs = smoke_store(tmp_path), make_runs("ab")
+    correct = torch.ones(100, dtype=torch.bool)
+    for name, n in (("a", 30), ("b", 20)):
+        write_run(store, runs[name], correct, class_correct=[n, 60], class_counts=[40, 60])
+    rows = tuple(TableRow(name, {"error": Cell(None, run, "recall 0")}) for name, run in runs.items())
+    claim = Claim("a is better", ("a", "error"), ("b", "error"), lower_is_better=False)
+    results = Results(Item("t", "T", "A table.", {"error": "%"}, rows, (claim,)), store)
+    assert results.verdict(claim).difference == pytest.approx(25)
+
+
 def test_runs_tested_on_other_images_are_not_compared_by_image(tmp_path: Path) -> None:
     store, runs = smoke_store(tmp_path), make_runs("ab")
     correct = torch.ones(10_000, dtype=torch.bool)

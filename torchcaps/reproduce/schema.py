@@ -109,8 +109,9 @@ class Cell:
     Args:
         published: the printed number; ``None`` if the paper prints none or it is not legible.
         source: source of our number; ``None`` if we do not measure it.
-        metric: ``"error"`` or ``"accuracy"`` on the test set in per cent, ``"seconds"``, ``"steps"`` or ``"epochs"`` of
-            a run, or a key of a measurement's results.
+        metric: ``"error"`` or ``"accuracy"`` on the test set in per cent, ``"recall 3"`` (of the class with index 3) or
+            ``"lowest recall"`` in per cent, ``"seconds"``, ``"steps"`` or ``"epochs"`` of a run, or a key of a
+            measurement's results.
     """
 
     published: Published | float | None = None

@@ -130,7 +130,7 @@ class Results:
             if number is not None:
                 numbers.append(number)
                 half_widths.append(results.get(f"{cell.metric}_ci95") or 0.0)
-                images = results.get("n" if isinstance(cell.source, Run) else f"{cell.metric}_images") or 0
+                images = _n_images(results, cell)
         if not numbers:
             return Estimate(math.nan, math.nan, math.nan, None, 0, diverged) if diverged else None
         unit = self.item.columns.get(self._location(cell)[1])
@@ -247,6 +247,8 @@ class Results:
         one, other = ([r for r in records if not has_diverged(r)] for records in (one, other))
         if len({repr(_test_set(record)) for record in one + other}) != 1:
             return None
+        if {better.metric, worse.metric} - {"error", "accuracy"}:
+            return None
         if any(record["results"].get("correct") is None for record in one + other):
             return None
         means = [torch.stack([_correct(record) for record in records]).mean(0) for records in (one, other)]  # [images]
@@ -288,7 +290,30 @@ def _number(results: dict[str, Any], cell: Cell) -> float | None:
     if cell.metric in ("error", "accuracy"):
         fraction = results["accuracy"]
         return 100 * (fraction if cell.metric == "accuracy" else 1 - fraction)
+    if "recall" in cell.metric:
+        index = _recall_index(results, cell.metric)
+        return None if index is None else 100 * results["class_correct"][index] / results["class_counts"][index]
     return results[cell.metric]
+
+
+def _n_images(results: dict[str, Any], cell: Cell) -> int:
+    """Return the number of test images of which a cell shows a percentage; 0 if it shows another kind of number."""
+    if isinstance(cell.source, Measurement):
+        return results.get(f"{cell.metric}_images") or 0
+    if "recall" in cell.metric:
+        index = _recall_index(results, cell.metric)
+        return 0 if index is None else results["class_counts"][index]
+    return results.get("n") or 0
+
+
+def _recall_index(results: dict[str, Any], metric: str) -> int | None:
+    """Return the class of a metric ``"recall 3"`` or ``"lowest recall"``; ``None`` without counts per class."""
+    counts, correct = results.get("class_counts"), results.get("class_correct")
+    if not counts or not correct or not all(counts):
+        return None
+    if metric == "lowest recall":
+        return min(range(len(counts)), key=lambda index: correct[index] / counts[index])
+    return int(metric.removeprefix("recall "))
 
 
 def mean_with_interval(name: str, values: Tensor) -> dict[str, float | None]:

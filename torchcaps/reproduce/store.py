@@ -185,6 +185,7 @@ class RecordStore:
             "n_correct": test.get("n_correct"),
             "tests": {kind: {k: one[k] for k in ("accuracy", "loss")} for kind, one in report["test"].items()},
             "class_correct": test.get("class_correct"),
+            "class_counts": test.get("class_counts"),
             "correct": test.get("correct"),
         }
         self._write_run(key, directory.read_config(), results, report["machine"])
