@@ -57,7 +57,7 @@ def run_for(runs: dict[str, str], name: str) -> str:
 
 
 def quick_options(name: str) -> tuple[str, ...]:
-    images = () if ANALYSES.get(name).n_images is None else ("--images", "10")
+    images = () if ANALYSES.get(name).n_images is None else ("--max-images", "10")
     return (*THREADS, *images, *QUICK.get(name, ()))
 
 
@@ -90,7 +90,7 @@ def test_every_analysis_prints_json(name: str, runs: dict[str, str], capsys: pyt
 
 
 def test_the_default_figure_is_in_the_run_directory(runs: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    printed = run_command(capsys, "analyze", "--images", "4", runs["one"], "--num-threads", "1", "dead")
+    printed = run_command(capsys, "analyze", "--max-images", "4", runs["one"], "--num-threads", "1", "dead")
     out = Path(runs["one"]) / "figures" / "dead.png"
     assert str(out) in printed
     assert out.stat().st_size > 0
@@ -129,7 +129,7 @@ def test_values_are_those_of_the_python_function(runs: dict[str, str], capsys: p
     dataset = limit_images(create_dataset("digits", "test"), 16)
     (batch,) = run.loader(dataset).epoch(0)
     expected = analysis.attack(run.model, batch.images, batch.labels, "pgd", eps=2 / 255, seed=5)
-    words = ("--data", "digits", *THREADS, "--json", "--images")
+    words = ("--data", "digits", *THREADS, "--json", "--max-images")
     options = ("--eps", "2", "--method", "pgd", "--seed", "5")
     report = json.loads(run_command(capsys, "analyze", runs["one"], "attack", *words, "16", *options))
     assert report["images"] == 16
@@ -142,7 +142,7 @@ def test_values_are_those_of_the_python_function(runs: dict[str, str], capsys: p
 
 
 def test_an_attack_by_the_gradients_of_another_run(runs: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    options = ("--source", runs["cnn"], "--method", "bim", "--iterations", "2", "--images", "10", *THREADS)
+    options = ("--source", runs["cnn"], "--method", "bim", "--iterations", "2", "--max-images", "10", *THREADS)
     report = json.loads(run_command(capsys, "analyze", runs["one"], "attack", *options, "--json"))
     assert report["options"]["source"] == runs["cnn"]
     assert report["options"]["method"] == "bim"
@@ -151,7 +151,7 @@ def test_an_attack_by_the_gradients_of_another_run(runs: dict[str, str], capsys:
 def test_the_class_of_a_perturbation_is_an_option(runs: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     words = ["analyze", runs["one"], "perturbation", "--class-name", "7", *THREADS, "--json"]
     assert json.loads(run_command(capsys, *words))["class"] == "7"
-    assert "'7'" in usage_error(*words, "--images", "1")
+    assert "'7'" in usage_error(*words, "--max-images", "1")
 
 
 @pytest.mark.parametrize(
@@ -165,8 +165,8 @@ def test_the_class_of_a_perturbation_is_an_option(runs: dict[str, str], capsys: 
         (["{one}", "{one}", "affine"], ["{one}"]),
         (["{one}", "dead", "--out", "fig.jpg"], ["--out", ".png", "'fig.jpg'"]),
         (["{one}", "dead", "--out", "fig"], ["--out", "'fig'"]),
-        (["{one}", "dead", "--images", "0"], ["--images", "0"]),
-        (["{one}", "gan", "--images", "5"], ["--images", "gan"]),
+        (["{one}", "dead", "--max-images", "0"], ["--max-images", "0"]),
+        (["{one}", "gan", "--max-images", "5"], ["--max-images", "gan"]),
         (["{one}", "gan", "--epochs", "0"], ["epochs", "0"]),
         (["{one}", "dead", "--eps", "8"], ["--eps", "attack, universal", "dead"]),
         (["{one}", "dead", "--depth", "8"], ["--depth"]),

@@ -71,7 +71,7 @@ def test_evaluate_on_other_data(two_runs: list[str], capsys: pytest.CaptureFixtu
     for arguments, heading in (
         (["--data", DATA, "--data.test", "7"], "few, test: 7 images"),
         (["--split", "train"], "few, train: 70 images"),
-        (["--data", "digits", "--max-test-images", "40"], "digits, test: 40 images"),
+        (["--data", "digits", "--max-images", "40"], "digits, test: 40 images"),
     ):
         assert heading in run_command(capsys, "evaluate", "run0", *arguments)
 
@@ -86,7 +86,7 @@ def test_evaluate_on_other_data(two_runs: list[str], capsys: pytest.CaptureFixtu
         ("predict run0 x.png --weights bset", ["--weights", "last, best, ema", "'bset'"]),
         ("evaluate nowhere", ["'nowhere'"]),
         ("evaluate run0 --num-threads 0", ["--num-threads", "at least 1", "0"]),
-        ("evaluate run0 --max-test-images -5", ["--max-test-images", "at least 1", "-5"]),
+        ("evaluate run0 --max-images -5", ["--max-images", "at least 1", "-5"]),
         ("evaluate run0 run0", ["run0, run0"]),
         ("evaluate run0 ./run0/", ["run0, ./run0/"]),
         ("predict run0 --polarty inverted x.png", ["--polarty", "--polarity"]),
@@ -101,7 +101,7 @@ def test_errors_name_flag_and_value(two_runs: list[str], arguments: str, parts: 
 def test_train_on_expanded_digits_and_evaluate_on_affine_ones(capsys: pytest.CaptureFixture[str]) -> None:
     flags = "--data expanded-mnist --data.source digits --steps 1 --out run --num-threads 1 --max-test-images 20"
     run_command(capsys, "train", MODEL, *flags.split())
-    other = ["--data", "affnist-style", "--data.source", "digits", "--max-test-images", "50"]
+    other = ["--data", "affnist-style", "--data.source", "digits", "--max-images", "50"]
     assert "affnist-style, test: 50 images" in run_command(capsys, "evaluate", "run", *other)
 
 

@@ -75,7 +75,7 @@ def analyze_command(words: list[str]) -> None:
     if out is not None:
         import_optional("matplotlib.figure", "drawing")  # fail before the analysis runs, not after it
     dataset = open_dataset(runs[0], arguments)
-    n_images = arguments.images or analysis.n_images
+    n_images = arguments.max_images or analysis.n_images
     dataset = dataset if n_images is None else limit_images(dataset, min(len(dataset), n_images))
     with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as bar:
         subjects = [_subject(name, run, dataset, arguments, bar) for name, run in _run_names(runs).items()]
@@ -101,9 +101,8 @@ def _make_parser(analysis: Analysis | None, line: CommandLine) -> _AnalyzeParser
     )
     default = "the whole data set" if analysis is None or analysis.n_images is None else f"{analysis.n_images:,}"
     default = "depends on the analysis" if analysis is None else default
-    parser.add_argument(
-        "--images", type=int | None, help=f"number of images, always the same ones (default: {default})"
-    )
+    text = f"use at most this number of images: a fixed random subset (default: {default})"
+    parser.add_argument("--max-images", type=int | None, help=text)
     add_run_flags(parser)
     add_data_flags(parser, line)
     if analysis is not None:
@@ -154,9 +153,9 @@ def _check_arguments(parser: Parser, analysis: Analysis, arguments: Any) -> None
         )
     if len({os.path.realpath(os.path.expanduser(run)) for run in arguments.runs}) < len(arguments.runs):
         parser.error(f"each run can be given once, got {', '.join(arguments.runs)}")
-    check_positive(parser, arguments, "num_threads", "images")
-    if arguments.images is not None and analysis.n_images is None:
-        parser.error(f"--images does not apply to {analysis.name}, which generates its images: see its options")
+    check_positive(parser, arguments, "num_threads", "max_images")
+    if arguments.max_images is not None and analysis.n_images is None:
+        parser.error(f"--max-images does not apply to {analysis.name}, which generates its images: see its options")
 
 
 def _figure_path(parser: Parser, arguments: Any) -> Path | None:

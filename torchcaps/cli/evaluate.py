@@ -36,16 +36,16 @@ def evaluate_command(arguments: list[str]) -> None:
     parser.add_argument("runs", nargs="+", help="run directories")
     add_data_flags(parser, line)
     text = "evaluate on at most this number of images: a fixed random subset (default: all)"
-    parser.add_argument("--max-test-images", type=int | None, help=text)
+    parser.add_argument("--max-images", type=int | None, help=text)
     add_run_flags(parser)
     options, _ = parser.parse(line)
-    check_positive(parser, options, "num_threads", "max_test_images")
+    check_positive(parser, options, "num_threads", "max_images")
     if len({os.path.realpath(os.path.expanduser(run)) for run in options.runs}) < len(options.runs):
         parser.error(f"each run of an ensemble must be a different directory, got {', '.join(options.runs)}")
     set_num_threads(options)
     runs = [load_run(path, options.weights) for path in options.runs]
     dataset = open_dataset(runs[0], options)
-    results = _evaluate(runs, limit_images(dataset, options.max_test_images))
+    results = _evaluate(runs, limit_images(dataset, options.max_images))
     if options.json:
         print(json.dumps(_to_json(runs, dataset, results), indent=2))
     else:
