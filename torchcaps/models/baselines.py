@@ -46,12 +46,12 @@ class FlatCNN(ModelSpec):
         """Build the layers in the order of the class docstring."""
         layers = Layers(self.image)
         padding = 2 if self.padding == "same" and not self.official else 0
-        for number, channels in enumerate((self.width, self.width, max(1, self.width // 2)), start=1):
-            layers.conv(f"conv{number}", channels, 5, padding=padding)
+        for layer, channels in enumerate((self.width, self.width, max(1, self.width // 2)), start=1):
+            layers.conv(f"conv{layer}", channels, 5, padding=padding)
             layers.relu()
         layers.flatten()
-        for number, features in enumerate(self.features, start=1):
-            layers.linear(f"fc{number}", features)
+        for layer, features in enumerate(self.features, start=1):
+            layers.linear(f"fc{layer}", features)
             layers.relu()
         layers.dropout(self.dropout)
         layers.linear("classes", self.classes)
@@ -114,8 +114,9 @@ class PooledCNN(ModelSpec):
     def build_network(self) -> ConvNetwork:
         """Build the layers in the order of the class docstring."""
         layers = Layers(self.image)
-        for number, (channels, kernel) in enumerate([(self.width, 5 if self.official else 9), (self.width // 2, 5)]):
-            layers.conv(f"conv{number + 1}", max(1, channels), kernel, padding=kernel // 2)
+        sizes = ((self.width, 5 if self.official else 9), (self.width // 2, 5))
+        for layer, (channels, kernel) in enumerate(sizes, start=1):
+            layers.conv(f"conv{layer}", max(1, channels), kernel, padding=kernel // 2)
             layers.relu()
             layers.max_pool(2)
         layers.flatten()
@@ -155,11 +156,11 @@ class TsaiCNN(ModelSpec):
         layers = Layers(self.image)
         layers.conv("conv1", self.width, 3, stride=2, padding=1)
         layers.relu()
-        for number in (2, 3):
-            layers.conv(f"conv{number}", self.width, 3, stride=2, padding=1)
+        for layer in (2, 3):
+            layers.conv(f"conv{layer}", self.width, 3, stride=2, padding=1)
             layers.relu()
             layers.batch_norm()
-            layers.avg_pool(2 if number == 2 else None)
+            layers.avg_pool(2 if layer == 2 else None)
         layers.flatten()
         layers.linear("classes", self.classes)
         return ConvNetwork(self, layers)
@@ -227,10 +228,10 @@ class TsaiDiverseCNN(ModelSpec):
     def build_network(self) -> ConvNetwork:
         """Build the layers in the order of the class docstring."""
         layers = Layers(self.image)
-        for number, (stride, padding) in enumerate(((2, 1), (2, 0), (1, 0)), start=1):
-            layers.conv(f"conv{number}", self.width, 3, stride=stride, padding=padding)
+        for layer, (stride, padding) in enumerate(((2, 1), (2, 0), (1, 0)), start=1):
+            layers.conv(f"conv{layer}", self.width, 3, stride=stride, padding=padding)
             layers.relu()
-            if number > 1:
+            if layer > 1:
                 layers.batch_norm()
         if self.pool:
             layers.conv("features", self.features, 1)
@@ -305,8 +306,8 @@ class LeNet(ModelSpec):
     def build_network(self) -> ConvNetwork:
         """Build the layers in the order of the class docstring."""
         layers = Layers(self.image)
-        for number, channels in enumerate((self.width, self.channels), start=1):
-            layers.conv(f"conv{number}", channels, 5)
+        for layer, channels in enumerate((self.width, self.channels), start=1):
+            layers.conv(f"conv{layer}", channels, 5)
             layers.max_pool(2)
         layers.flatten()
         layers.linear("fc1", self.features)

@@ -52,9 +52,9 @@ def add_resnet(layers: Layers, stages: tuple[tuple[int, int], ...], stem: int = 
     layers.conv("stem", stem, 3, padding=1, bias=False)
     layers.batch_norm()
     layers.relu()
-    for number, (channels, n_blocks) in enumerate(stages, start=1):
+    for stage, (channels, n_blocks) in enumerate(stages, start=1):
         for block in range(n_blocks):
-            stride = 2 if number > 1 and block == 0 else 1
+            stride = 2 if stage > 1 and block == 0 else 1
             layers.block(
-                f"stage{number}block{block + 1}", BasicBlock(layers.channels, channels, stride), channels, stride
+                f"stage{stage}block{block + 1}", BasicBlock(layers.channels, channels, stride), channels, stride
             )

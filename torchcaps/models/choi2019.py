@@ -73,15 +73,15 @@ class Choi2019(CapsuleSpec):
             layers.relu()
         activation = CapsuleActivation(self.types, self.primary_dim)
         layers.primary(self.types, self.primary_dim, 3, stride=2, padding="same", relu=True, activation=activation)
-        for number in range(1, self.depth + 1):
+        for layer in range(1, self.depth + 1):
             # from the second layer on children and parents have equal shapes
-            residual = number > 1 and isinstance(routing, Attention)
+            residual = layer > 1 and isinstance(routing, Attention)
             layers.conv_capsules(
-                f"caps{number}",
+                f"caps{layer}",
                 self.types,
                 self.dim,
                 kernel=3,
-                stride=2 if number == 1 else 1,
+                stride=2 if layer == 1 else 1,
                 padding="same",
                 routing=replace(routing, residual=True) if residual else routing,  # type: ignore[call-arg]
             )

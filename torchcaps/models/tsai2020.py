@@ -118,8 +118,8 @@ class Tsai2020(_BackboneSpec):
         options = {"routing": routing, "pose": self.pose}
         layers.conv_capsules("caps1", self.types, self.dim, 3, stride=2, **options)
         layers.conv_capsules("caps2", self.types, self.dim, 3, **options)
-        for number, parents in enumerate(self.dense, start=3):
-            layers.dense_capsules(f"caps{number}", parents, self.dim, **options)
+        for layer, parents in enumerate(self.dense, start=3):
+            layers.dense_capsules(f"caps{layer}", parents, self.dim, **options)
         layers.dense_capsules("classes", self.classes, self.dim, **options)
         return CapsuleNetwork(
             self, layers, self.head, schedule=_resolve_schedule(self.schedule, routing), decoder=self.decoder

@@ -2,8 +2,8 @@
 
 A module of this package with a constant ``PAPER`` is found without being listed anywhere.
 
->>> [paper.name for paper in list_papers()]
-['sabour2017', 'chen2019', 'choi2019', 'tsai2020', 'yang2021']
+>>> find_paper("sabour2017").name
+'sabour2017'
 """
 
 from torchcaps._core.registry import Registry
