@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from PIL import Image
 
 from tests.cli.commands import run_command, usage_error
@@ -21,8 +20,7 @@ from torchcaps.cli import main
 from torchcaps.cli import train as command
 from torchcaps.cli.train import train_help
 from torchcaps.data import Loader
-from torchcaps.models.schedules import Exponential, OneCycle
-from torchcaps.routing import EM, Dynamic
+from torchcaps.models.schedules import OneCycle
 from torchcaps.training import RunSpec, StopReason, load_run, train
 from torchcaps.training.evaluation import Evaluation
 from torchcaps.training.logging import STOP_DESCRIPTIONS, read_metrics
@@ -66,41 +64,6 @@ def test_files_and_output_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert report["machine"]["torch"] == torch.__version__
     run_command(capsys, "train", MODEL, *TINY, "--steps", "1")
     assert Path("runs/Narrow-FewDigits-2").is_dir()
-
-
-def test_flags_and_configuration_files_give_the_same_run(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = "--steps 2 --routing em --routing.iterations 3 --optimizer sgd --lr 0.5 --loss margin --width 5 --seed 4 "
-    flags += "--lr-schedule exponential --lr-schedule.period 7 --max-grad-norm 2 --augmentation= --data.train 40 "
-    flags += "--hidden 6,7 --loss.reconstruction_weight 0.25"
-    run_command(capsys, "train", MODEL, *TINY, *flags.split(), "--out", "flags")
-    spec = spec_of("flags")
-    assert spec.model_options["routing"] == EM(3)
-    assert spec.model_options["hidden"] == (6, 7)
-    assert (spec.model_options["width"], spec.seed, spec.max_grad_norm) == (5, 4, 2)
-    assert spec.recipe.lr_schedule == Exponential(period=7)
-    assert (spec.recipe.optimizer.name, spec.recipe.optimizer.lr) == ("sgd", 0.5)
-    assert (spec.recipe.loss.name, spec.recipe.loss.reconstruction_weight) == ("margin", 0.25)
-    assert spec.recipe.augmentation == ""
-    assert spec.data_options == {"train": 40}
-    # The config.yaml of a run gives the same run; flags override it.
-    run_command(capsys, "train", "--config", "flags/config.yaml", "--out", "again")
-    assert spec_of("again") == spec
-    rows, others = (read_metrics(Path(name, "metrics.csv")) for name in ("flags", "again"))
-    assert [{**row, "seconds": 0} for row in rows] == [{**row, "seconds": 0} for row in others]
-    overrides = ["--epochs", "1", "--seed=5", "--routing", "dynamic", "--lr", "0.25"]
-    run_command(capsys, "train", "--config=flags/config.yaml", "--out", "other", *overrides)
-    other = spec_of("other")
-    assert (other.seed, other.recipe.epochs, other.recipe.steps) == (5, 1, None)
-    assert other.model_options["routing"] == Dynamic()
-    assert (other.recipe.optimizer.name, other.recipe.optimizer.lr) == ("sgd", 0.25)
-    # A file can contain any subset of the settings.
-    settings = {"model": MODEL, "data": DATA, "epochs": 1, "routing": "dynamic", "num_threads": 1}
-    settings |= {"optimizer": {"lr": 0.25}, "loss": {"reduction": "official"}}
-    Path("mine.yaml").write_text(yaml.safe_dump(settings))
-    run_command(capsys, "train", "--config", "mine.yaml", "--out", "mine")
-    assert spec_of("mine").recipe.optimizer.lr == 0.25
-    assert spec_of("mine").recipe.loss.reduction == "official"
-    assert spec_of("mine").model_options["routing"] == Dynamic()
 
 
 def test_settings_that_are_not_given_are_those_of_the_recipe(capsys: pytest.CaptureFixture[str]) -> None:
@@ -295,12 +258,10 @@ def test_boolean_flags_do_not_consume_the_next_argument(capsys: pytest.CaptureFi
     assert spec_of("other").model == MODEL
 
 
-@pytest.mark.parametrize("text", ["model_options: 3", "data_options: [1]", "test_options: x", "- 1", "a: [", "3"])
-def test_invalid_configuration_files(text: str) -> None:
-    Path("odd.yaml").write_text(text)
-    message = usage_error("train", "--config", "odd.yaml")
-    assert "odd.yaml" in message
-    assert text.partition(":")[0] in message or "mapping" in message or "YAML" in message
+def test_unavailable_device_is_reported_before_data_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torchcaps.training.run.open_data", lambda spec: pytest.fail("the data was opened"))
+    assert "--device cuda" in usage_error("train", MODEL, *TINY, "--device", "cuda")
 
 
 def test_evaluation_on_other_classes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -41,6 +41,7 @@ from torchcaps.training.errors import PeerLostError
 __all__ = [
     "Engine",
     "StopSignal",
+    "check_device",
     "exit_with_launcher",
     "launch_workers",
     "num_processes",
@@ -217,7 +218,8 @@ class Engine:
             # Convolutions with one channel: their gradients may have either of two equivalent strides.
             warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
             strategy = fabric.strategies.DDPStrategy(timeout=COLLECTIVE_TIMEOUT)
-        with _without_advice(), _checked_device(spec.device):
+        check_device(spec.device)
+        with _mute_fabric():
             self.fabric = fabric.Fabric(
                 accelerator=spec.device,
                 devices=local,
@@ -239,7 +241,7 @@ class Engine:
 
     def setup(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Any]:
         """Return model and optimizer wrapped by Fabric."""
-        with _without_advice():
+        with _mute_fabric():
             self._wrapped = self.fabric.setup(model, optimizer)
         return self._wrapped
 
@@ -316,15 +318,10 @@ def _is_lost_connection(error: RuntimeError) -> bool:
     return any(sign in str(error).lower() for sign in signs)
 
 
-@contextlib.contextmanager
-def _checked_device(device: str) -> Iterator[None]:
-    """Context manager that reports an unavailable device as invalid input."""
-    try:
-        yield
-    except Exception as error:  # Fabric raises several types
-        if device in ("cuda", "mps") and not getattr(torch, device).is_available():
-            raise ValueError(f"--device {device} is not available on this machine: use --device auto or cpu") from error
-        raise
+def check_device(device: str) -> None:
+    """Raise a ValueError if a device (``RunSpec.device``) is not available on this machine."""
+    if device in ("cuda", "mps") and not getattr(torch, device).is_available():
+        raise ValueError(f"--device {device} is not available on this machine: use --device auto or cpu")
 
 
 def _available_cores() -> int:
@@ -335,7 +332,7 @@ def _available_cores() -> int:
 
 
 @contextlib.contextmanager
-def _without_advice() -> Iterator[None]:
+def _mute_fabric() -> Iterator[None]:
     """Context manager that hides Fabric's warnings: they recommend arguments that users of this package don't set."""
     loggers = [logging.getLogger(name) for name in ("lightning_fabric", "lightning_fabric.utilities.distributed")]
     levels = [logger.level for logger in loggers]

@@ -21,7 +21,7 @@ from torchcaps.models import Network
 from torchcaps.routing import Quadratic
 from torchcaps.training.checkpoint import read_checkpoint
 from torchcaps.training.config import RunSpec
-from torchcaps.training.distributed import Engine, num_processes, process_rank
+from torchcaps.training.distributed import Engine, check_device, num_processes, process_rank
 from torchcaps.training.errors import CheckpointError, RunError, RunInterrupted
 from torchcaps.training.evaluation import Evaluation
 from torchcaps.training.figures import draw_run
@@ -84,6 +84,7 @@ def train(
         figures: draw learning curves, reconstructions and the confusion matrix at the end.
         clock: returns seconds, for time limits.
     """
+    check_device(spec.device)
     if out is not None and process_rank() == 0:
         RunDirectory.create(out, "").release()  # reports an unusable directory before any data is loaded
     data = open_data(spec)
@@ -131,6 +132,7 @@ def resume(
             directory.lock()
             directory.remove_staging()
         spec = change(directory.read_config())
+        check_device(spec.device)
         checkpoint, problems = directory.newest_checkpoint()
         if problems and checkpoint is None:
             raise CheckpointError(f"{problems[0]}, and no other checkpoint exists")
