@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,12 @@ class CommandLine:
     Args:
         positionals: arguments that are neither a flag nor the value of one.
         flags: flags in kebab case with their values, in the given order; ``None`` is a missing value.
+        sources: file and key of each flag that was read from a file of settings.
     """
 
     positionals: list[str]
     flags: list[tuple[str, str | None]]
+    sources: dict[str, tuple[str, str]] = field(default_factory=dict, repr=False)
 
     @classmethod
     def split(cls, arguments: list[str], switches: Collection[str] = ()) -> "CommandLine":
@@ -76,7 +78,12 @@ class CommandLine:
 
     def without(self, *names: str) -> "CommandLine":
         """Return the arguments without some flags."""
-        return CommandLine(self.positionals, [(name, value) for name, value in self.flags if name not in names])
+        flags = [(name, value) for name, value in self.flags if name not in names]
+        return CommandLine(self.positionals, flags, self.sources)
+
+    def describe(self, flag: str) -> str:
+        """Return the name of a flag in error messages: ``FILE: key`` if it was read from a file of settings."""
+        return ": ".join(self.sources[flag]) if flag in self.sources else flag
 
 
 def read_settings(path: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ set from it, adds the flags of that model to its `Parser`, and parses.
 import argparse
 import dataclasses
 import difflib
+import functools
 import math
 import re
 import sys
@@ -89,7 +90,7 @@ class Parser(ArgumentParser):
                 continue
             if value is None:
                 self.error(f"{flag} needs a value: {flag} VALUE")
-            written.append(self._write(flag, action, value))
+            written.append(self._write(flag, action, value, line))
         return self.parse_args(written), line.names
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
@@ -113,13 +114,18 @@ class Parser(ArgumentParser):
             if field.partition(".")[0] in (*known, "class-path", "init-args", "help"):
                 return
         close = difflib.get_close_matches(flag.removeprefix(prefix), known, n=2, cutoff=0.65)
+        subject, as_name = f"unknown flag {flag}", str
+        if flag in line.sources:
+            path, key = line.sources[flag]
+            subject, as_name = f"{path}: unknown key {key}", functools.partial(_as_key, key)
+        close, known = ([as_name(prefix + name) for name in names] for names in (close, known))
         if close:
-            self.error(f"unknown flag {flag}: did you mean {' or '.join(prefix + name for name in close)}?")
+            self.error(f"{subject}: did you mean {' or '.join(close)}?")
         if len(known) <= MAX_FLAGS_LISTED:
-            self.error(f"unknown flag {flag}: expected one of {', '.join(prefix + name for name in known)}")
-        self.error(f"unknown flag {flag}")
+            self.error(f"{subject}: expected one of {', '.join(known)}")
+        self.error(subject)
 
-    def _write(self, flag: str, action: argparse.Action | None, value: str) -> str:
+    def _write(self, flag: str, action: argparse.Action | None, value: str, line: CommandLine) -> str:
         """Return a flag as jsonargparse reads it, after a check of its value."""
         if action is None:  # a field of a class, such as --routing.iterations
             owner, _, field = flag.partition(".")
@@ -130,7 +136,17 @@ class Parser(ArgumentParser):
         try:
             return f"{flag}={_check_value(annotation, value)}"
         except ValueError as error:
-            self.error(f"{flag} {error}, got {value!r}")
+            self.error(f"{line.describe(flag)} {error}, got {value!r}")
+
+
+def _as_key(similar: str, flag: str) -> str:
+    """Return a flag as a key of a file of settings, in the same section as a similar key.
+
+    >>> _as_key("epohcs", "--epochs"), _as_key("data_options.sorce", "--data.source")
+    ('epochs', 'data_options.source')
+    """
+    section, dot, _ = similar.rpartition(".")
+    return section + dot + flag.removeprefix("--").rpartition(".")[2].replace("-", "_")
 
 
 def _annotation(action: argparse.Action) -> Any:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from torchcaps._core.registry import check_name
 from torchcaps._core.serialize import is_resumable
 from torchcaps._core.validation import FieldError
 from torchcaps.cli.command_line import CommandLine, flag_of, read_settings, settings_flags
@@ -74,7 +75,7 @@ def train_command(arguments: list[str]) -> None:
     if options.resume is not None:
         _resume(parser, options, given, arguments)
         return
-    with _errors_by_flag(entry, flags):
+    with _errors_by_flag(entry, flags, line):
         spec = _run_spec(entry, folder, parser.instantiate(options), given, flags)
     sizes = frozenset(name for name in SIZE_FIELDS if flags.get(name) in given)
 
@@ -106,28 +107,35 @@ def _merge_config(line: CommandLine) -> CommandLine:
     overridden = line.names | ({"--epochs", "--steps"} if line.names & {"--epochs", "--steps"} else set())
     settings = _config_line(path)
     flags = [(n, v) for n, v in settings.flags if n not in overridden and n.partition(".")[0] not in overridden]
-    return CommandLine(line.positionals or settings.positionals, flags + line.flags)
+    sources = {name: source for name, source in settings.sources.items() if name not in line.names}
+    return CommandLine(line.positionals or settings.positionals, flags + line.flags, sources)
 
 
 def _config_line(path: str) -> CommandLine:
     """Return the settings of a YAML file, such as the ``config.yaml`` of a run, as a command line."""
     values = {name: value for name, value in read_settings(path).items() if name != "note"}
     model = values.pop("model", None)
-    flags: list[tuple[str, str]] = []
+    settings: list[tuple[str, str, Any]] = []  # key in the file, flag, value
     for name in ("model_options", *OPTIONS):
         options = values.pop(name, {})
         if not isinstance(options, dict):
             raise ValueError(f"{path}: {name} must be a mapping, such as '{name}: {{width: 32}}', got {options!r}")
-        if name == "model_options":
-            flags += settings_flags({_model_flag(key)[2:]: value for key, value in options.items()})
-        else:
-            flags += settings_flags(options, OPTION_PREFIXES[name])
-    for name in ("optimizer", "loss"):
-        fields = values.get(name)
-        if isinstance(fields, dict):
-            del values[name]
-            flags += settings_flags({NESTED_FLAGS.get((name, k), f"--{name}.{k}")[2:]: v for k, v in fields.items()})
-    return CommandLine([] if model is None else [str(model)], [*flags, *settings_flags(values)])
+        for key, value in options.items():
+            flag = f"{OPTION_PREFIXES[name]}{key}" if name in OPTION_PREFIXES else _model_flag(str(key))
+            settings.append((f"{name}.{key}", flag, value))
+    for name, config in (("optimizer", OptimizerConfig), ("loss", LossConfig)):
+        if isinstance(values.get(name), dict):
+            known = [field.name for field in dataclasses.fields(config)]
+            for key, value in values.pop(name).items():
+                field = check_name(key, known, f"key of {name} in {path}")
+                settings.append((f"{name}.{key}", NESTED_FLAGS[name, field], value))
+    settings += [(str(key), f"--{key}", value) for key, value in values.items()]
+    line = CommandLine([] if model is None else [str(model)], [])
+    for key, owner, value in settings:
+        for flag, text in settings_flags({owner[2:]: value}):
+            line.flags.append((flag, text))
+            line.sources[flag] = path, key + flag[len(owner) :].replace("-", "_")
+    return line
 
 
 def _model_flag(field: str) -> str:
@@ -239,8 +247,8 @@ def _absolute(path: str) -> str:
 
 
 @contextlib.contextmanager
-def _errors_by_flag(entry: ModelEntry, flags: dict[str, str]) -> Iterator[None]:
-    """Report an invalid field by its flag."""
+def _errors_by_flag(entry: ModelEntry, flags: dict[str, str], line: CommandLine) -> Iterator[None]:
+    """Report an invalid field by its flag, or by file and key if it was read from a file of settings."""
     owners = {"optimizer": OptimizerConfig.__name__, "loss": LossConfig.__name__}
     by_field = {(owners[owner], field): flag for (owner, field), flag in NESTED_FLAGS.items()}
     by_field |= {(type(entry.spec).__name__, field): flag for field, flag in flags.items()}
@@ -250,7 +258,7 @@ def _errors_by_flag(entry: ModelEntry, flags: dict[str, str]) -> Iterator[None]:
         flag = by_field.get((error.owner, error.field))
         if flag is None and error.owner in (RunSpec.__name__, Recipe.__name__):
             flag = flag_of(error.field)
-        raise ValueError(f"{flag} {error.problem}" if flag else str(error)) from error
+        raise ValueError(f"{line.describe(flag)} {error.problem}" if flag else str(error)) from error
 
 
 def _resume(parser: Parser, options: Any, given: set[str], arguments: list[str]) -> None:
@@ -265,7 +273,7 @@ def _resume(parser: Parser, options: Any, given: set[str], arguments: list[str])
     length = {name: changes.pop(name) for name in ("epochs", "steps") if name in changes}
 
     def change(spec: RunSpec) -> RunSpec:
-        with _errors_by_flag(find_model(spec.model), {}):
+        with _errors_by_flag(find_model(spec.model), {}, CommandLine([], [])):
             return dataclasses.replace(spec.replace_recipe(**length), **changes)
 
     def run() -> Any:
