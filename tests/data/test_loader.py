@@ -134,11 +134,9 @@ def test_order_depends_on_epoch_and_seed_in_training_only(digits: Dataset) -> No
     assert_bit_equal(loader.batch(0, 0).images, digits.get_batch(torch.arange(300)).images / 255)
 
 
-def test_workers_return_bytes_for_another_device(
-    digits: Dataset, expected: dict[int, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Loader, "_workers_augment", False)
+def test_workers_return_bytes_for_another_device(digits: Dataset, expected: dict[int, str]) -> None:
     loader = Loader(digits, 64, pipeline=PIPELINE, train=True, seed=5, num_workers=1)
+    loader._workers_augment = False
     assert fingerprints(loader.epoch(3)) == expected
 
 

@@ -98,8 +98,7 @@ def test_signal_to_launcher_saves_and_resume_completes(tmp_path: Path, one_proce
     saved = read_checkpoint(path / "checkpoints/last.safetensors").state["run"]
     assert saved["stop_reason"] == "interrupted"
     assert f"step {saved['step']}" in stopped.stderr
-    # Without data workers: a fork of a process with threads can deadlock in CPython 3.11 and leave an orphan.
-    resumed = run(TORCHCAPS, "train", "--resume", str(path), "--num-workers", "0")
+    resumed = run(TORCHCAPS, "train", "--resume", str(path))
     assert resumed.returncode == 0, resumed.stderr
     assert resumed.stdout.count(f"resuming {path}") == 1  # only one process prints
     assert_same_run(path, one_process)

@@ -1,6 +1,5 @@
 """Loader: batches whose order and augmentation are functions of (seed, epoch, index)."""
 
-import os
 from collections.abc import Iterator
 
 import torch
@@ -11,6 +10,7 @@ from torch.utils.data import Dataset as TorchDataset
 from torchcaps._core.random import permute_indices
 from torchcaps.data.base import Batch, Dataset, ImageShape
 from torchcaps.data.pipelines import Pipeline, create_pipeline
+from torchcaps.data.workers import prepare_worker, start_worker_server, worker_context
 
 __all__ = ["Loader"]
 
@@ -30,7 +30,8 @@ class Loader:
             the test set, ``pipeline=train_loader.pipeline``.
         train: shuffle, and apply the pipeline's training transforms; by default true for the split ``"train"``.
         seed: seed of order and augmentation.
-        num_workers: number of worker processes; 0 loads batches in this process.
+        num_workers: number of worker processes; 0 loads batches in this process. On Linux, workers are not forked from
+            this process, and the data set is moved to shared memory; see `torchcaps.data.workers`.
         device: device of the batches. Workers augment on the CPU; for another device they return bytes, which are
             augmented there.
         rank, world_size: index of this process and number of processes.
@@ -92,6 +93,9 @@ class Loader:
         self.train = dataset.split == "train" if train is None else train
         self.shape: ImageShape = self.pipeline.output_shape(dataset.shape, self.train)
         self.device, self.rank, self.world_size, self.drop_last = torch.device(device), rank, world_size, drop_last
+        self._workers_augment = self.device.type == "cpu"
+        if num_workers:
+            start_worker_server()
 
     def __len__(self) -> int:
         """Number of batches per epoch in this process."""
@@ -130,10 +134,6 @@ class Loader:
             )
         return self.epoch(0)
 
-    @property
-    def _workers_augment(self) -> bool:
-        return self.device.type == "cpu"
-
     def _load(self, epoch: int, batch_index: int) -> Batch:
         return self.dataset.get_batch(self.indices(epoch, batch_index), epoch)
 
@@ -142,28 +142,20 @@ class Loader:
 
     def _iterate_with_workers(self, epoch: int, batch_indices: range) -> Iterator[Batch]:
         """Yield batches that worker processes prepare."""
+        batches = _EpochBatches(self, epoch)
         loader = DataLoader(
-            _EpochBatches(self, epoch),
+            batches,
             batch_size=None,
             sampler=batch_indices,
             num_workers=self.num_workers,
+            multiprocessing_context=worker_context(batches, self.dataset),
             pin_memory=self.device.type == "cuda",
             generator=torch.Generator(),  # the global generator, which dropout uses, must not advance
-            worker_init_fn=_leave_process_group,
+            worker_init_fn=prepare_worker,
         )
         for images, labels, targets, indices in loader:
             batch = Batch(images, labels, images if targets is None else targets, indices)
             yield batch if self._workers_augment else self._transform(batch, epoch)
-
-
-def _leave_process_group(_worker: int) -> None:
-    """Move a data worker to its own process group.
-
-    Ctrl-C and the elastic agent signal a whole group. Only the training process must get that signal: it saves a
-    checkpoint after the current step, which needs the data workers.
-    """
-    if hasattr(os, "setpgid"):
-        os.setpgid(0, 0)
 
 
 def _check_int64(**arguments: int) -> None:
