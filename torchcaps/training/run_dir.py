@@ -1,10 +1,12 @@
 """Directory of a run: its files, and a lock that lets one run at a time write to it."""
 
 import contextlib
+import io
 import os
 import shutil
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
+from weakref import WeakSet
 
 from torchcaps._core.files import STAGING_PREFIX, reason_of, write_atomic
 from torchcaps._core.optional import import_optional
@@ -20,6 +22,7 @@ except ImportError:  # Windows has no flock; there, only the check for an empty 
 __all__ = ["RunDirectory"]
 
 CONFIG = "config.yaml"
+_LOCKED: "WeakSet[RunDirectory]" = WeakSet()
 HEADER = "# All settings of this run. Train with the same settings: torchcaps train --config {path}\n"
 
 
@@ -47,7 +50,7 @@ class RunDirectory:
         self.last, self.previous, self.best = (
             checkpoints / f"{name}.safetensors" for name in ("last", "previous", "best")
         )
-        self._lock: Any = None
+        self._lock: io.FileIO | None = None
 
     @classmethod
     def create(cls, path: str | os.PathLike[str] | None, name: str) -> "RunDirectory":
@@ -98,7 +101,7 @@ class RunDirectory:
         if self._lock is not None:
             return
         try:
-            lock = (self.path / "lock").open("a+")
+            lock = io.FileIO(self.path / "lock", "a+")
         except OSError as error:
             raise RunError(f"{self.path} is not writable: {reason_of(error)}") from error
         if fcntl is not None:
@@ -106,19 +109,20 @@ class RunDirectory:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 lock.seek(0)
-                owner = lock.read().strip() or "unknown"
+                owner = lock.read().decode(errors="replace").strip() or "unknown"
                 lock.close()
                 raise RunInUseError(f"{self.path} is in use by another training process (PID {owner})") from None
         lock.truncate(0)
-        lock.write(f"{os.getpid()}\n")
-        lock.flush()
+        lock.write(f"{os.getpid()}\n".encode())
         self._lock = lock
+        _LOCKED.add(self)
 
     def release(self) -> None:
         """Release the lock, if this process has it."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+            _LOCKED.discard(self)
 
     def __enter__(self) -> Self:
         return self
@@ -176,3 +180,13 @@ def _create_numbered(parent: Path, name: str) -> Path:
             path.mkdir()
             return path
         number += 1
+
+
+def _release_inherited_locks() -> None:
+    """Close the locks of the parent in a forked process: a lock is held until no process has the file open."""
+    for directory in list(_LOCKED):
+        directory.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_release_inherited_locks)
