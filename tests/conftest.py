@@ -18,6 +18,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # Test modules sample at collection. The variable also reaches xdist workers and test subprocesses.
     if config.getoption("--all-cases"):
         os.environ[ALL_CASES_VARIABLE] = "1"
+    os.environ.pop("COLUMNS", None)  # tables are compared at full width
 
 
 @pytest.fixture(autouse=True)

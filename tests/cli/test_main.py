@@ -70,6 +70,18 @@ def test_show_accepts_the_fields_of_the_model(capsys: pytest.CaptureFixture[str]
     assert other["layers"][0]["output"] == [256, 10, 10]
 
 
+@pytest.mark.parametrize("command", ["list tsai2020", "show capsnet_small --batch-size 2"])
+def test_narrow_terminal_shows_whole_names_and_numbers(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide = run_command(capsys, *command.split())
+    monkeypatch.setenv("COLUMNS", "40")
+    narrow = run_command(capsys, *command.split())
+    assert [line for line in narrow.splitlines() if len(line) > 40] == []
+    words = {word for word in wide.split() if "_" in word or "," in word}
+    assert words - set(narrow.split()) == set()
+
+
 def test_a_routing_by_name_has_its_own_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     """Not those of the model's routing; and flags may come before the model."""
     for flags in (["--routing", "em"], ["--routing=EM"]):

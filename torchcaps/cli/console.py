@@ -1,14 +1,17 @@
 """Terminal output of the commands: tables, percentages, and exit codes."""
 
+import os
 import sys
+import textwrap
 from enum import IntEnum
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["ExitCode", "percent", "print_table", "start_table"]
+__all__ = ["ExitCode", "percent", "print_table", "print_text", "start_table", "terminal_width"]
 
+MIN_TEXT_WIDTH = 12  # characters of a column of text that stay readable
 PIPE_WIDTH = 400  # columns of a table that is not printed on a terminal
 
 
@@ -36,13 +39,65 @@ def start_table(*headings: str, right: tuple[str, ...] = ()) -> Table:
     return table
 
 
+def terminal_width() -> int | None:
+    """Return the width of the terminal, or of the environment variable ``COLUMNS``; ``None`` if there is neither."""
+    return Console().width if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit() else None
+
+
 def print_table(table: Table) -> None:
-    """Print a table at the width of the terminal; at full width if the output is not a terminal."""
-    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    """Print a table at the width of the terminal; at full width if the output is not a terminal.
+
+    If the terminal is too narrow for the numbers and names, each row is printed as lines of ``heading value``.
+    """
+    width = terminal_width()
+    if width is not None and width < _min_width(table):
+        print("\n".join(_row_lines(table, width)) + "\n")
+        return
+    console = Console(width=width or PIPE_WIDTH, markup=False, emoji=False, highlight=False)
     with console.capture() as capture:
         console.print(table)
     lines = [line.rstrip() for line in capture.get().splitlines()]
     print("\n".join(lines).strip("\n") + "\n")
+
+
+def print_text(text: str, indent: str = "") -> None:
+    """Print a sentence, wrapped between words at the width of the terminal; on one line if there is none.
+
+    Args:
+        text: the sentence.
+        indent: of all lines but the first.
+    """
+    width = terminal_width()
+    print(text if width is None else _wrap(text, width, indent))
+
+
+def _wrap(text: str, width: int, indent: str) -> str:
+    return textwrap.fill(text, max(width, 20), subsequent_indent=indent, break_on_hyphens=False, drop_whitespace=True)
+
+
+def _min_width(table: Table) -> int:
+    """Return the width below which a table would truncate names or numbers, or break words of short columns."""
+    width = 1
+    for column in table.columns:
+        words = [word for cell in (column.header, *column.cells) for word in str(cell).split()]
+        lines = [str(cell) for cell in (column.header, *column.cells)]
+        is_whole = column.no_wrap and column.overflow != "ellipsis"
+        needed = max(map(len, lines)) if is_whole else min(MIN_TEXT_WIDTH, max(map(len, words), default=0))
+        width += needed + 2
+    return width
+
+
+def _row_lines(table: Table, width: int) -> list[str]:
+    """Return the rows of a table as lines of ``heading value`` below the value of the first column."""
+    headings = [str(column.header) for column in table.columns]
+    label_width = max(map(len, headings[1:]), default=0)
+    lines = []
+    for first, *cells in zip(*(map(str, column.cells) for column in table.columns), strict=True):
+        lines.append(_wrap(first, width, "  "))
+        for heading, cell in zip(headings[1:], cells, strict=True):
+            if cell:
+                lines.append(_wrap(f"  {heading:<{label_width}}  {cell}", width, " " * 4))
+    return lines
 
 
 def percent(fraction: float) -> str:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import sys
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ from rich.console import Console
 
 from torchcaps._core.serialize import to_plain
 from torchcaps.cli.command_line import CommandLine, flag_of
-from torchcaps.cli.console import print_table, start_table
+from torchcaps.cli.console import print_table, print_text, start_table, terminal_width
 from torchcaps.cli.parser import Parser, add_fields, annotation_of
 from torchcaps.models import Network, Recipe, create_model, list_models
 from torchcaps.models.registry import find_model
@@ -47,7 +46,8 @@ def list_command(arguments: list[str]) -> None:
     if options.json:
         print(json.dumps(rows, indent=2))
         return
-    is_narrow = sys.stdout.isatty() and Console().width < FULL_WIDTH
+    width = terminal_width()
+    is_narrow = width is not None and width < FULL_WIDTH
     columns = ["model", "parameters"] if is_narrow else ["model", "paper", "data", "parameters", "published"]
     table = start_table(*columns, "routing", right=("parameters", "published"))
     table.columns[-1].no_wrap, table.columns[-1].overflow = True, "ellipsis"
@@ -56,7 +56,7 @@ def list_command(arguments: list[str]) -> None:
         table.add_row(*(cells[column] for column in columns), row["routing"])
     print_table(table)
     if is_narrow:
-        print(f"Paper, data set and published counts need a terminal of {FULL_WIDTH} columns, or --json.")
+        print_text(f"Paper, data set and published counts need a terminal of {FULL_WIDTH} columns, or --json.")
 
 
 def _model_row(name: str) -> dict[str, Any]:
@@ -127,7 +127,9 @@ def _print_layers(model: Network, summary: ModelSummary) -> None:
     entry = find_model(model.name)
     paper = f"{entry.paper}, " if entry.paper else ""
     published = f" (published: {entry.published})" if entry.published and model.spec == entry.spec else ""
-    print(f"{summary.title}\n{paper}{model.n_parameters:,} parameters{published}\n")
+    print_text(summary.title, "  ")
+    print_text(f"{paper}{model.n_parameters:,} parameters{published}")
+    print()
     head, *rows, total = summary.cells()
     table = start_table(*head, right=head[3:])
     for row in rows:
@@ -139,7 +141,7 @@ def _print_layers(model: Network, summary: ModelSummary) -> None:
 
 def _print_memory(model: Network, summary: ModelSummary, memory: dict[str, TrainingMemory], batch_size: int) -> None:
     """Print the estimated training memory, and the path of each capsule layer."""
-    print(f"Memory to train on a CPU with batches of {batch_size}, MiB:")
+    print_text(f"Memory to train on a CPU with batches of {batch_size}, MiB:")
     columns = ("weights", f"{model.recipe.optimizer.name} state", "tensors of a step", "overhead", "total")
     table = start_table("", *columns, right=columns)
     for mode, needs in memory.items():
@@ -150,13 +152,13 @@ def _print_memory(model: Network, summary: ModelSummary, memory: dict[str, Train
     votes = next(iter(memory.values())).votes / 2**20
     if votes:
         paths = layer_paths(model, summary, batch_size)
-        print(f"Stored votes of a batch take {votes:,.1f} MiB. As configured:")
+        print_text(f"Stored votes of a batch take {votes:,.1f} MiB. As configured:")
         for name, path in paths.items():
-            print(f"  {name}: {path.value}")
+            print_text(f"  {name}: {path.value}", "    ")
         layers = [layer for layer in model.modules() if isinstance(layer, CapsuleLayer) and layer.streamed == "auto"]
         if layers:
-            print(describe_auto(any(kernel_is_fast(layer.weight) for layer in layers)))
-    print(f"Default recipe: {_recipe_text(model.recipe)}.")
+            print_text(describe_auto(any(kernel_is_fast(layer.weight) for layer in layers)))
+    print_text(f"Default recipe: {_recipe_text(model.recipe)}.")
 
 
 def _recipe_text(recipe: Recipe) -> str:
