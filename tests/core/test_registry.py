@@ -115,3 +115,8 @@ def test_import_instance() -> None:
         with pytest.raises(ValueError, match=mention) as raised:
             import_instance(f"{module}.{name}", Base)
         assert f"{module}.{name}" in str(raised.value)
+
+
+def test_suggestions_ignore_case() -> None:
+    with pytest.raises(ValueError, match="did you mean 'FIRST_VALUE'"):
+        check_name("first_valu", ["FIRST_VALUE", "other"], "entry")

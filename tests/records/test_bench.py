@@ -9,6 +9,8 @@ import pytest
 from torchcaps.bench.cases import CASES
 from torchcaps.bench.growth import BATCH_SIZES, ITERATIONS
 from torchcaps.bench.memory import ESTIMATE_CASES, MEMORY_CASES
+from torchcaps.bench.thresholds import SWEEPS
+from torchcaps.votes.dispatch import THRESHOLDS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 README = " ".join((ROOT / "README.md").read_text().split())
@@ -101,3 +103,18 @@ def test_training_overhead() -> None:
     for row in processes:
         cells = f"{row['step_seconds']:.3f} s | {row['images_per_second']:,.0f} | {100 * row['efficiency']:.0f} %"
         assert f"| {row['processes']} | {row['threads']} | {cells} |" in scaling
+
+
+def test_thresholds_cite_their_measurement() -> None:
+    """Each threshold has a row in the record and quotes its crossover or fastest size within a factor of two."""
+    recorded = {row["threshold"]: row for row in rows("thresholds", "threshold")}
+    assert list(recorded) == list(SWEEPS)
+    assert {name for name, threshold in THRESHOLDS.items() if threshold.recorded} == set(recorded)
+    for name, row in recorded.items():
+        threshold, sweep = THRESHOLDS[name], SWEEPS[name]
+        assert (row["value"], row["unit"], row["title"]) == (threshold.value, threshold.unit, sweep.title), name
+        assert row["points"][0]["at"] < threshold.value < row["points"][-1]["at"], name
+        found = row.get("crossover", row.get("optimum"))
+        if threshold.measured is not None:
+            assert found is not None, name
+            assert 0.5 <= found / threshold.measured <= 2, f"{name}: recorded {found}, quoted {threshold.measured}"

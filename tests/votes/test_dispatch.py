@@ -1,5 +1,7 @@
 """Choice of the computation path: thresholds, kernel availability, small batches, and what is printed about it."""
 
+import contextlib
+
 import pytest
 import torch
 
@@ -7,7 +9,7 @@ from tests.tolerances import SAME, relative_rms
 from torchcaps.nn import ConvCapsules, DenseCapsules
 from torchcaps.nn.conv import Convolution
 from torchcaps.votes import DenseVotes, StreamedVotes, dispatch
-from torchcaps.votes.dispatch import THRESHOLDS, VotePath, choose_path, describe_auto
+from torchcaps.votes.dispatch import THRESHOLDS, VotePath, choose_path, describe_auto, override_thresholds
 
 WEIGHT = torch.empty(8, 4, 3, 4, device="meta")
 WIDE = torch.empty(8, 32, 3, 32, device="meta")
@@ -26,6 +28,16 @@ def test_table_explains_every_threshold() -> None:
         assert all((threshold.unit, threshold.meaning, threshold.measurement)), name
     constants = {name for name, value in vars(dispatch).items() if name.isupper() and isinstance(value, int)}
     assert constants == set(THRESHOLDS)
+
+
+def test_thresholds_are_overridden_inside_the_context() -> None:
+    before = dispatch.MIN_KERNEL_LANES, dispatch.MIN_KERNEL_BYTES
+    with contextlib.suppress(RuntimeError), override_thresholds(MIN_KERNEL_LANES=1, MIN_KERNEL_BYTES=0):
+        assert (dispatch.MIN_KERNEL_LANES, dispatch.MIN_KERNEL_BYTES) == (1, 0)
+        raise RuntimeError("restored after an error, too")
+    assert before == (dispatch.MIN_KERNEL_LANES, dispatch.MIN_KERNEL_BYTES)
+    with pytest.raises(ValueError, match="'MIN_LANES'"), override_thresholds(MIN_LANES=1):
+        pass
 
 
 def test_explicit_option_wins(kernel: bool) -> None:

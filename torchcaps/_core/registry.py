@@ -96,7 +96,8 @@ def check_name(name: str, known: Collection[str], kind: str) -> str:
     if not isinstance(name, str):
         raise TypeError(f"{kind} must be a name, got {name!r}")
     if name not in known:
-        close = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.4)
+        by_lower = {other.lower(): other for other in known}
+        close = [by_lower[other] for other in difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.4)]
         if close:
             raise ValueError(f"unknown {kind} {name!r}: did you mean {join_quoted(close)}?")
         shown = sorted(known)[:MAX_NAMES_SHOWN]

@@ -13,7 +13,15 @@ from torchcaps.bench.cases import Case, Work
 from torchcaps.models import Network, Recipe
 from torchcaps.training.ascent import CoefficientAscent
 
-__all__ = ["compare", "matmul_rate", "measure_case", "num_threads", "training_step"]
+__all__ = [
+    "compare",
+    "matmul_rate",
+    "measure_case",
+    "num_threads",
+    "relative_difference",
+    "shortest_seconds",
+    "training_step",
+]
 
 MIN_TIMED_S = 0.02  # shorter runs are repeated within one measurement
 NEGLIGIBLE = 1e-6  # a tensor smaller than this fraction of the largest is rounding error
@@ -41,10 +49,15 @@ def compare(case: Case) -> tuple[dict[str, Work], float]:
     """Prepare a case; return both implementations and the largest relative RMS difference of results and gradients."""
     works = {"torchcaps": case.make(False), "naive": case.make(True)}
     ours, naive = ((work.compared or work.run)() for work in works.values())
+    return works, relative_difference(ours, naive)
+
+
+def relative_difference(actual: list[Tensor], expected: list[Tensor]) -> float:
+    """Return the largest RMS difference of two lists of tensors, relative to the RMS of the expected tensor."""
     # A gradient that is zero up to rounding, such as that of a bias before a batch norm, is compared with the largest.
-    largest = max(_rms(tensor) for tensor in naive)
-    sizes = [_rms(b) if _rms(b) > NEGLIGIBLE * largest else largest for b in naive]
-    return works, max(_rms(a - b) / size for a, b, size in zip(ours, naive, sizes, strict=True))
+    largest = max(_rms(tensor) for tensor in expected)
+    sizes = [_rms(b) if _rms(b) > NEGLIGIBLE * largest else largest for b in expected]
+    return max(_rms(a - b) / size for a, b, size in zip(actual, expected, sizes, strict=True))
 
 
 def _rms(tensor: Tensor) -> float:
@@ -67,9 +80,9 @@ def measure_case(case: Case, repeat: int = 3, rate: float | None = None) -> dict
                 f"{case.title}: torchcaps and the naive baseline differ by {difference:.1e} (at most "
                 f"{case.max_difference:g} is accepted), so they are not timed"
             )
-        cpu = _shortest(works, repeat, time.process_time)
+        cpu = shortest_seconds(works, repeat, time.process_time)
     with num_threads(2):
-        wall = _shortest(works, repeat, time.perf_counter)
+        wall = shortest_seconds(works, repeat, time.perf_counter)
     matmul_seconds = works["torchcaps"].multiply_adds / rate
     return {
         "title": case.title,
@@ -87,8 +100,8 @@ def measure_case(case: Case, repeat: int = 3, rate: float | None = None) -> dict
     }
 
 
-def _shortest(works: dict[str, Work], repeat: int, clock: Callable[[], float]) -> dict[str, float]:
-    """Return the shortest time of each implementation, interleaved."""
+def shortest_seconds(works: dict[str, Work], repeat: int, clock: Callable[[], float]) -> dict[str, float]:
+    """Return the shortest time of each implementation in ``repeat`` interleaved repetitions."""
     counts = {name: max(1, int(MIN_TIMED_S / max(1e-9, _seconds(work.run, 1, clock)))) for name, work in works.items()}
     shortest = dict.fromkeys(works, float("inf"))
     for _ in range(repeat):

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from torchcaps.bench.memory import (
     compare_with_naive,
     parse_estimate_case,
 )
+from torchcaps.bench.thresholds import SWEEPS, measure_threshold
 from torchcaps.bench.timing import matmul_rate, measure_case
 from torchcaps.bench.training import measure_training
 from torchcaps.cli.console import print_table, start_table
@@ -32,15 +33,18 @@ __all__ = ["bench_command"]
 Row = dict[str, Any]
 
 DEFAULT_PARTS = (*CASES, "memory", "growth")
-OTHER_PARTS = ("estimates", "data", "training")
+OTHER_PARTS = ("estimates", "data", "training", "thresholds")
 DESCRIPTION = (
     "Measure speed and memory. Layers and models of the papers are compared with a naive PyTorch baseline (values and "
     "gradients first) and with the time of their multiply-adds in a large matrix product: CPU time on one thread, wall "
     "time with two threads, the shortest of interleaved repetitions. 'memory': peak memory of training. 'growth': time "
     "by batch size and iterations. 'estimates': estimated against measured training memory. 'data': data loading. "
-    "'training': overhead of the training loop, processes, start-up time. Examples: torchcaps bench; "
+    "'training': overhead of the training loop, processes, start-up time. 'thresholds': the sizes at which one path "
+    "of the votes becomes faster than another, next to the thresholds that choose between them. Examples: "
+    "torchcaps bench; "
     "torchcaps bench dynamic-full inverted-conv --repeat 5; torchcaps bench growth --figure growth.png; "
-    "torchcaps bench tsai2020_cifar10:32:streamed; torchcaps bench data --out results/bench/data.json"
+    "torchcaps bench tsai2020_cifar10:32:streamed; torchcaps bench data --out results/bench/data.json; "
+    "torchcaps bench thresholds --out results/bench/thresholds.json; torchcaps bench MIN_KERNEL_BYTES"
 )
 
 
@@ -50,10 +54,11 @@ def bench_command(words: list[str]) -> None:
     parser.add_argument(
         "parts",
         nargs="*",
-        help=f"parts to run: {', '.join(DEFAULT_PARTS)} (default: these), {', '.join(OTHER_PARTS)}, or "
-        "MODEL:BATCH_SIZE[:auto|stored|streamed] to compare one memory estimate",
+        help=f"parts to run: {', '.join(DEFAULT_PARTS)} (default: these), {', '.join(OTHER_PARTS)}, the name of a "
+        "threshold such as MIN_KERNEL_BYTES, or MODEL:BATCH_SIZE[:auto|stored|streamed] to compare one memory estimate",
     )
     parser.add_argument("--repeat", type=int, default=3, help="number of repetitions, of which the shortest counts")
+    parser.add_argument("--smoke", type=bool, default=False, help="measure two tiny sizes per threshold")
     parser.add_argument("--out", type=str | None, help="JSON file to write the results to")
     parser.add_argument("--figure", type=str | None, help="image file for the figure of the part 'growth'")
     options, _ = parser.parse(words)
@@ -64,13 +69,21 @@ def bench_command(words: list[str]) -> None:
         if ":" in part:
             parse_estimate_case(part)
         else:
-            check_name(part, (*DEFAULT_PARTS, *OTHER_PARTS), "part")
+            check_name(part, (*DEFAULT_PARTS, *OTHER_PARTS, *SWEEPS), "part")
     for flag in ("out", "figure"):
         path = getattr(options, flag)
         if path is not None and not Path(path).expanduser().resolve().parent.is_dir():
             parser.error(f"--{flag} {path}: the directory {Path(path).expanduser().parent} does not exist")
-    rows = list(_measure(parts, options.repeat))
-    for print_rows in (_print_speed, _print_memory, _print_growth, _print_estimates, _print_data, _print_training):
+    rows = list(_measure(parts, options.repeat, options.smoke))
+    for print_rows in (
+        _print_speed,
+        _print_memory,
+        _print_growth,
+        _print_estimates,
+        _print_data,
+        _print_training,
+        _print_thresholds,
+    ):
         print_rows(rows)
     growth = _of_kind(rows, "growth")
     if options.figure is not None and growth:
@@ -82,24 +95,27 @@ def bench_command(words: list[str]) -> None:
         print(f"results written to {options.out}")
 
 
-def _measure(parts: list[str], repeat: int) -> Iterator[Row]:
-    """Yield the record rows of all parts."""
-    rate = matmul_rate() if set(parts) & set(CASES) else 0.0
-    groups: dict[str, Callable[[], Any]] = {
+def _measure(parts: list[str], repeat: int, smoke: bool) -> Iterator[Row]:
+    """Yield the record rows of all parts; show a progress bar on a terminal."""
+    steps = [step for part in parts for step in (SWEEPS if part == "thresholds" else [part])]
+    rate = matmul_rate() if set(steps) & set(CASES) else 0.0
+    groups: dict[str, Callable[[], Iterable[Row]]] = {
         "memory": lambda: ({"kind": "memory", **compare_with_naive(case)} for case in MEMORY_CASES),
         "growth": lambda: measure_growth(repeat),
         "estimates": lambda: compare_with_estimates(ESTIMATE_CASES),
         "data": lambda: measure_data(repeat),
         "training": lambda: measure_training(repeat),
     }
-    for part in track(parts, "measuring", console=Console(stderr=True), disable=not sys.stderr.isatty()):
-        if part in groups:
-            yield from groups[part]()
-        elif ":" in part:
-            yield from compare_with_estimates([part])
+    for step in track(steps, "measuring", console=Console(stderr=True), disable=not sys.stderr.isatty()):
+        if step in groups:
+            yield from groups[step]()
+        elif step in SWEEPS:
+            yield measure_threshold(step, repeat, smoke)
+        elif ":" in step:
+            yield from compare_with_estimates([step])
         else:
-            speed = measure_case(CASES[part], repeat, rate)
-            yield {"kind": "speed", "case": part, "matmul_rate": rate, **speed}
+            speed = measure_case(CASES[step], repeat, rate)
+            yield {"kind": "speed", "case": step, "matmul_rate": rate, **speed}
 
 
 def _of_kind(rows: list[Row], kind: str) -> list[Row]:
@@ -202,3 +218,32 @@ def _print_training(rows: list[Row]) -> None:
     _print_rows(_of_kind(rows, "processes"), ("model",), columns, process_cells)
     for row in _of_kind(rows, "startup"):
         print(f"{row['command']}: {row['seconds']:.2f} s")
+
+
+def _print_thresholds(rows: list[Row]) -> None:
+    """Print the times of both alternatives of each threshold by size, then the crossovers next to the thresholds."""
+
+    def point_cells(point: Row) -> list[str]:
+        first, second = point["seconds"].items()
+        times = [text for name, seconds in (first, second) for text in (name, f"{1e3 * seconds:.2f} ms")]
+        return [f"{point['at']:,}", *times, f"{point['ratio']:.2f}"]
+
+    def cells(row: Row) -> list[str]:
+        return [row["threshold"], f"{row['value']:,}", _describe_result(row), row["unit"]]
+
+    thresholds = _of_kind(rows, "threshold")
+    for row in thresholds:
+        print(f"{row['threshold']} = {row['value']:,} {row['unit']}; {row['title']}; {row['clock']}:")
+        columns = ("size", "first", "time", "second", "time ", "ratio")
+        _print_rows(row["points"], (), columns, point_cells)
+    _print_rows(thresholds, ("threshold",), ("value", "measured", "unit"), cells)
+
+
+def _describe_result(row: Row) -> str:
+    """Return the crossover, or the fastest size, of a threshold."""
+    if "optimum" in row:
+        return f"fastest {row['optimum']:,} ({row['optimum_ratio']:.2f} of the time)"
+    if row["crossover"] is not None:
+        return f"crossover {row['crossover']:,.0f}"
+    points = row["points"]
+    return f"crossover below {points[0]['at']:,}" if points[0]["ratio"] > 1 else f"crossover above {points[-1]['at']:,}"

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchcaps.votes.dispatch import MIN_WINDOW_PRODUCT_WEIGHTS, uses_window_product
+from torchcaps.votes.dispatch import uses_window_product
 
 __all__ = ["Convolution"]
 
@@ -33,10 +33,9 @@ class Convolution(nn.Conv2d):
     def _uses_window_product(self, images: Tensor) -> bool:
         """Return whether `forward` computes a matrix product: few images, many weights, inference on a CPU."""
         return (
-            uses_window_product(images.shape[0])  # first: a traced graph is for any batch size
+            uses_window_product(images.shape[0], self.weight.numel())  # first: a traced graph is for any batch size
             and images.dim() == 4
             and (self.padding, self.dilation, self.groups) == ((0, 0), (1, 1), 1)
-            and self.weight.numel() >= MIN_WINDOW_PRODUCT_WEIGHTS
             and images.device.type == "cpu"
             and not torch.is_grad_enabled()
             and not torch.is_autocast_enabled("cpu")

@@ -5,13 +5,14 @@ the compiled kernel (`kernel_supports`), from weights that contain the couplings
 `torchcaps.votes.shared_coupling.shared_by_images`) or in chunks by torch. All paths compute the same values and
 gradients up to rounding.
 
-Values were set with `torchcaps bench` on two cores of an Intel Xeon (AVX-512, torch 2.13.0, one thread);
-``results/bench/speed.json`` is the record of that machine with these values. `THRESHOLDS` lists them with the
-measurement behind each.
+`THRESHOLDS` lists the numbers with the measurement behind each: ``torchcaps bench thresholds`` times both alternatives
+on both sides of every number and records the crossovers in ``results/bench/thresholds.json``, which names the machine.
 """
 
 import enum
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -33,6 +34,7 @@ __all__ = [
     "folds_mix",
     "kernel_is_fast",
     "kernel_supports",
+    "override_thresholds",
     "uses_window_product",
 ]
 
@@ -48,125 +50,188 @@ class Threshold:
         value, unit: the number and its unit.
         meaning: the choice that depends on it.
         measurement: the measurement or reason behind the number.
+        measured: the size at which both alternatives take equally long, or the fastest size, in the row of this name in
+            ``results/bench/thresholds.json``, rounded; ``None`` if that row has no crossover or there is no row.
+        recorded: whether there is a row; otherwise ``measurement`` gives the reason for the number.
     """
 
     value: int
     unit: str
     meaning: str
     measurement: str
+    measured: float | None = None
+    recorded: bool = True
 
 
 THRESHOLDS: dict[str, Threshold] = {}
 
 
-def _threshold(name: str, value: int, unit: str, meaning: str, measurement: str) -> int:
+def _threshold(name: str, threshold: Threshold) -> int:
     """Add a row to `THRESHOLDS`; return its value."""
-    THRESHOLDS[name] = Threshold(value, unit, meaning, measurement)
-    return value
+    THRESHOLDS[name] = threshold
+    return threshold.value
 
 
 MAX_STORED_BYTES = _threshold(
     "MAX_STORED_BYTES",
-    32 * 2**20,
-    "bytes of votes per batch",
-    "Larger votes are always streamed; smaller ones are stored unless the compiled kernel is faster.",
-    "Up to this size torch reduces stored votes as fast as it streams them in chunks (set with the first streamed "
-    "path, commit 5234e45; the measurement itself was not recorded). Larger votes cost memory: storing adds 260 MiB to "
-    "sabour2017_mnist at batch 128, results/bench/training_memory.json.",
+    Threshold(
+        32 * 2**20,
+        "bytes of votes per batch",
+        "Larger votes are always streamed; smaller ones are stored unless the compiled kernel is faster.",
+        "Without the kernel, streaming in chunks by torch is as fast as stored votes at a quarter to a third of this "
+        "size and 1.5 to 2 times as fast at this size. The number is not lowered because the rounding of recorded "
+        "results depends on the path. Larger votes cost memory: storing adds 260 MiB to sabour2017_mnist at batch "
+        "128, results/bench/training_memory.json.",
+        8.9e6,
+    ),
 )
 MIN_KERNEL_BYTES = _threshold(
     "MIN_KERNEL_BYTES",
-    2**19,
-    "bytes of votes per batch",
-    "Votes larger than this are streamed if the compiled kernel is fast for the layer.",
-    "Set with the kernel (commit ea1c108; sweep not recorded). results/bench/speed.json: the case 'small' (10 KiB of "
-    "votes), which is below, is as fast as the stored path; 'dynamic-full' (90 MiB) is 29 times faster than the naive "
-    "baseline.",
+    Threshold(
+        2**19,
+        "bytes of votes per batch",
+        "Votes larger than this are streamed if the compiled kernel is fast for the layer.",
+        "At this size the kernel is as fast as stored votes, at 8 times this size twice as fast. "
+        "results/bench/speed.json: the case 'small' (10 KiB of votes) is stored; 'dynamic-full' (90 MiB) is 29 times "
+        "faster than the naive baseline.",
+        4.3e5,
+    ),
 )
 MIN_KERNEL_LANES = _threshold(
     "MIN_KERNEL_LANES",
-    16,
-    "lanes (images times output positions)",
-    "Layers with fewer lanes are not streamed for speed.",
-    "16 float32 lanes fill one AVX-512 register; fewer leave it partly empty. results/bench/speed.json, rows 'growth': "
-    "the dense layer takes 2.7 ms per image at batch 8 (stored), 1.4 ms at 16 and 0.6 ms at 128 (kernel).",
+    Threshold(
+        16,
+        "lanes (images times output positions)",
+        "Layers with fewer lanes are not streamed for speed.",
+        "16 float32 lanes fill one AVX-512 register; fewer leave it partly empty. The kernel is as fast as stored "
+        "votes at 8 lanes and about twice as fast at 16.",
+        8,
+    ),
 )
 MAX_FAST_KERNEL_PRODUCT = _threshold(
     "MAX_FAST_KERNEL_PRODUCT",
-    256,
-    "multiply-adds per row of a vote, X * Y",
-    "Layers with larger transformation matrices are not streamed for speed: torch's matrix products are faster.",
-    "Set for wide capsules in commit 816ae6f; the measurement was not recorded. The matrices of the benchmark's layers "
-    "have 16 (inverted-conv, em-conv) and 128 (dynamic-full) multiply-adds per row.",
+    Threshold(
+        256,
+        "multiply-adds per row of a vote, X * Y",
+        "Layers with larger transformation matrices are not streamed for speed: torch's matrix products are faster.",
+        "The kernel is faster than stored votes up to at least this size, matrices of 16x16. The matrices of the "
+        "papers' layers have 16 to 128 multiply-adds per row.",
+        680,
+    ),
 )
 MAX_KERNEL_PRODUCT = _threshold(
     "MAX_KERNEL_PRODUCT",
-    2**13,
-    "multiply-adds per row of a vote, X * Y",
-    "Reductions with larger matrices are computed in chunks by torch, even if the votes are streamed.",
-    "Set together with MAX_FAST_KERNEL_PRODUCT in commit 816ae6f; the measurement was not recorded.",
+    Threshold(
+        2**13,
+        "multiply-adds per row of a vote, X * Y",
+        "Reductions with larger matrices are computed in chunks by torch, even if the votes are streamed.",
+        "Between 64x64 and 64x128 the kernel becomes slower than chunks by torch, at 8 times this size by a third.",
+        6.0e3,
+    ),
 )
 MIN_THREAD_WORK = _threshold(
     "MIN_THREAD_WORK",
-    2**21,
-    "multiply-adds",
-    "The kernel uses one thread per this much work, at most torch.get_num_threads().",
-    "About 26 microseconds at the 81e9 multiply-adds per second of results/bench/speed.json, the order of the cost of "
-    "starting a thread (set in commit ea1c108; sweep not recorded).",
+    Threshold(
+        2**21,
+        "multiply-adds",
+        "The kernel uses one thread per this much work, at most torch.get_num_threads().",
+        "About 26 microseconds at the 81e9 multiply-adds per second of results/bench/speed.json, the order of the "
+        "cost of starting a thread. The record has the wall times of one and two threads by work per thread.",
+    ),
 )
 MAX_CHUNK_LANES = _threshold(
     "MAX_CHUNK_LANES",
-    256,
-    "lanes",
-    "Most lanes that the kernel processes at a time.",
-    "Set with the kernel in commit ea1c108; the measurement was not recorded.",
+    Threshold(
+        256,
+        "lanes",
+        "Most lanes that the kernel processes at a time.",
+        "64 to 512 lanes take equally long within a few percent; 1024 takes 1.1 to 1.2 times as long.",
+        128,
+    ),
 )
 MAX_PANEL_BYTES = _threshold(
     "MAX_PANEL_BYTES",
-    2**17,
-    "bytes",
-    "Most memory of one value per lane, parent and pose component in the kernel; limits the lanes of a chunk.",
-    "A fraction of the second-level cache, so that the panel stays in it (set in commit ea1c108; sweep not recorded).",
+    Threshold(
+        2**17,
+        "bytes",
+        "Most memory of one value per lane, parent and pose component in the kernel; limits the lanes of a chunk.",
+        "A fraction of the second-level cache, so that the panel stays in it: a half or twice of this size takes "
+        "equally long within 10 %, 8 times this size takes 1.5 times as long.",
+        2**17,
+    ),
 )
 CHUNK_BYTES = _threshold(
     "CHUNK_BYTES",
-    4 * 2**20,
-    "bytes of votes per chunk",
-    "Size of the chunks in which torch computes and reduces streamed votes.",
-    "About the second-level cache of a core (set in commit 5234e45; sweep not recorded).",
+    Threshold(
+        4 * 2**20,
+        "bytes of votes per chunk",
+        "Size of the chunks in which torch computes and reduces streamed votes.",
+        "1 to 8 MiB take equally long within 10 %; 0.5 MiB takes 1.4 times as long.",
+        4 * 2**20,
+    ),
 )
 TRACED_BATCH_SIZE = _threshold(
     "TRACED_BATCH_SIZE",
-    32,
-    "images",
-    "Batch size assumed inside a traced graph, where the actual one may be symbolic.",
-    "Not a measurement: a typical batch size, so that the graph does not depend on the example's (commit 83b12d1).",
+    Threshold(
+        32,
+        "images",
+        "Batch size assumed inside a traced graph, where the actual one may be symbolic.",
+        "Not a measurement: a typical batch size, so that the graph does not depend on the example's.",
+        recorded=False,
+    ),
 )
 MAX_WINDOW_PRODUCT_BATCH = _threshold(
     "MAX_WINDOW_PRODUCT_BATCH",
-    4,
-    "images",
-    "Convolutions of at most this many images are computed as one matrix product with all windows.",
-    "torch's convolution reorders its weights at each call, half of the time for one image of sabour2017_mnist. "
-    "results/bench/speed.json: with it, inference of one image takes 9.0 ms (sabour-1) and 5.0 ms (tsai-1); at larger "
-    "batches the reordering is amortised (commits ea1c108 and 350c7e1).",
+    Threshold(
+        4,
+        "images",
+        "Convolutions of at most this many images are computed as one matrix product with all windows.",
+        "torch's convolution reorders its weights at each call, which is amortised by larger batches. For one image "
+        "of the second convolution of sabour2017_mnist the product takes a third of the time or less, for 4 images "
+        "0.4 to 0.6. The copy of all windows takes memory in proportion to the images.",
+        25,
+    ),
 )
 MIN_WINDOW_PRODUCT_WEIGHTS = _threshold(
     "MIN_WINDOW_PRODUCT_WEIGHTS",
-    2**20,
-    "weights",
-    "Convolutions with fewer weights (outside of capsule layers) always use torch's convolution.",
-    "Reordering costs in proportion to the weights: the second convolution of sabour2017_mnist has 5.3 million (case "
-    "'sabour-1' of results/bench/speed.json); set in commit ea1c108, sweep not recorded.",
+    Threshold(
+        2**20,
+        "weights",
+        "Convolutions with fewer weights (outside of capsule layers) always use torch's convolution.",
+        "Reordering costs in proportion to the weights: for one image the product takes half of the time from this "
+        "size on. It is also faster for the smaller sizes of the record, where it saves less than a millisecond.",
+    ),
 )
 META_CHUNKS = _threshold(
     "META_CHUNKS",
-    2,
-    "chunks",
-    "Chunks computed on the meta device, where only shapes matter.",
-    "Not a measurement: all later chunks have the same shapes, and two show the peak of one that replaces another "
-    "(commit c63458d). The memory estimate of a large model then takes seconds.",
+    Threshold(
+        2,
+        "chunks",
+        "Chunks computed on the meta device, where only shapes matter.",
+        "Not a measurement: all later chunks have the same shapes, and two show the peak of one that replaces "
+        "another. The memory estimate of a large model then takes seconds.",
+        recorded=False,
+    ),
 )
+
+
+@contextmanager
+def override_thresholds(**values: int) -> Iterator[None]:
+    """Replace thresholds by name inside the context, to measure or test the alternatives. Not thread-safe.
+
+    >>> with override_thresholds(MAX_WINDOW_PRODUCT_BATCH=0):
+    ...     uses_window_product(1)
+    False
+    """
+    unknown = set(values) - set(THRESHOLDS)
+    if unknown:
+        raise ValueError(f"unknown threshold {min(unknown)!r}: expected names in THRESHOLDS")
+    before = {name: globals()[name] for name in values}
+    globals().update(values)
+    try:
+        yield
+    finally:
+        globals().update(before)
 
 
 # Choices ------------------------------------------------------------------------------------------------------------
@@ -282,9 +347,18 @@ def folds_mix(weight: Tensor, rows: int) -> bool:
     return weight.dim() == 4 and rows == 1 and weight.shape[0] <= weight.shape[-1]
 
 
-def uses_window_product(batch_size: int) -> bool:
-    """Return whether a convolution of this many images is computed as a matrix product with all windows."""
-    return not torch.compiler.is_compiling() and batch_size <= MAX_WINDOW_PRODUCT_BATCH
+def uses_window_product(batch_size: int, n_weights: int | None = None) -> bool:
+    """Return whether a convolution of this many images is computed as a matrix product with all windows.
+
+    Args:
+        batch_size: number of images.
+        n_weights: number of weights; ``None`` for capsule layers, whose weights are reordered for a convolution anyway.
+    """
+    return (
+        not torch.compiler.is_compiling()  # first: a traced graph is for any batch size
+        and batch_size <= MAX_WINDOW_PRODUCT_BATCH
+        and (n_weights is None or n_weights >= MIN_WINDOW_PRODUCT_WEIGHTS)
+    )
 
 
 # Chunks -------------------------------------------------------------------------------------------------------------
