@@ -16,18 +16,19 @@ from torchcaps.papers import list_papers
 from torchcaps.reproduce.render import FINDINGS_DIRECTORY, describe_verdict, render_item
 from torchcaps.reproduce.statistics import Results
 from torchcaps.reproduce.store import RecordStore
+from torchcaps.reproduce.verdicts import verdicts
 
 STAMP = re.compile(r"\n<!-- stamp: (\w+) -->\n$")
 
 
 def current_stamps(store: RecordStore) -> dict[str, str]:
     """Return the stamp of each item's table, and for ``summary`` that of all verdicts."""
-    stamps, verdicts = {}, []
+    stamps, texts = {}, []
     for paper in list_papers():
         for item in paper.items:
             stamps[f"{paper.name}-{item.name}"] = _hash(render_item(paper, item, store))
-            verdicts += [describe_verdict(verdict) for verdict in Results(item, store).verdicts()]
-    return {**stamps, "summary": _hash("\n".join(verdicts))}
+            texts += [describe_verdict(verdict) for verdict in verdicts(Results(item, store))]
+    return {**stamps, "summary": _hash("\n".join(texts))}
 
 
 def _hash(text: str) -> str:

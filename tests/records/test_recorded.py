@@ -30,8 +30,9 @@ def store(monkeypatch: pytest.MonkeyPatch) -> RecordStore:
 
 
 def sources_of(item: Item) -> list[Run | Measurement]:
-    """Return the runs and measurements of an item, with the runs and dependencies of its measurements."""
-    direct = [source for source in item.sources() if isinstance(source, Run | Measurement)]
+    """Return the runs and measurements of an item, those of half length included, with all that they depend on."""
+    declared = [*item.sources(), *item.half_length_sources()]
+    direct = [source for source in declared if isinstance(source, Run | Measurement)]
     measurements = [source for source in direct if isinstance(source, Measurement)]
     needed = [run for measurement in measurements for run in measurement.runs.values()]
     return [*direct, *needed, *(other for measurement in measurements for other in measurement.depends_on.values())]

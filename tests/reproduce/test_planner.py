@@ -4,9 +4,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.reproduce.items import reproduce_item, smoke_store
+from torchcaps.models.schedules import OneCycle
 from torchcaps.papers import find_item
 from torchcaps.reproduce.planner import TaskState, ensemble_keys, make_plan, record_keys
-from torchcaps.reproduce.schema import Cell, Item, Measurement, Run, TableRow
+from torchcaps.reproduce.schema import Cell, Claim, Item, Measurement, Run, TableRow
 from torchcaps.reproduce.store import RecordKey, RecordStore
 
 
@@ -37,6 +38,70 @@ def test_shards_are_disjoint_and_complete(tmp_path: Path) -> None:
     assert sorted(names) == sorted(key.name("smoke") for key in record_keys(item.sources(), 2, "smoke"))
     assert len(set(names)) == len(names)
     assert min(map(len, shards)) > 0
+
+
+def test_runs_that_a_claim_compares_are_planned_with_half_length_companions(tmp_path: Path) -> None:
+    a, b, c = (Run("chen2019_lenet", {"batch_size": size}) for size in (1, 2, 3))
+    measurement, timing = Measurement("m", measure_nothing, {"net": c}), Measurement("t", measure_nothing)
+    sources = {"a": a, "b": b, "c": c, "m": measurement, "t": timing}
+    rows = tuple(TableRow(name, {"x": Cell(None, source)}) for name, source in sources.items())
+    untrained: Any = {"convergence": "not applicable", "convergence_reason": "nothing is trained"}
+    claims = (
+        Claim("a is better", ("a", "x"), ("b", "x")),
+        Claim("m is better", ("m", "x"), ("t", "x")),
+        Claim("c is faster", ("c", "x"), ("t", "x"), **untrained),
+    )
+    item = Item("i", "Item", "An item.", {"x": "%"}, rows, claims)
+    assert item.half_length_sources() == [a.halved(), b.halved(), measurement.halved()]
+    assert item.half_length_sources(rows=("b", "c")) == [b.halved()]
+
+    def names(**options: Any) -> list[str]:
+        return [task.name for task in make_plan(item, smoke_store(tmp_path), 2, timed=False, **options).tasks]
+
+    full = [f"{name}, seed {seed}" for seed in (0, 1) for name in "abc"]
+    full += [f"{name}, seed {seed}" for seed in (0, 1) for name in "mt"]
+    assert names() == names(half_length=False) == full  # the scale smoke judges no claim
+    half = [f"{name}, half length, seed {seed}" for seed in (0, 1) for name in "abc"]  # c for the measurement
+    assert names(half_length=True) == [*full, *half, "m-half, seed 0", "m-half, seed 1"]
+    plan = make_plan(item, smoke_store(tmp_path), 1, rows=("a",), timed=False, half_length=True)
+    assert [(task.name, task.half_length, task.steps) for task in plan.tasks] == [
+        ("a, seed 0", False, 2),
+        ("a, half length, seed 0", True, 1),
+    ]
+
+
+def test_companions_are_planned_by_default_except_at_the_scale_smoke(tmp_path: Path) -> None:
+    _, item = find_item("chen2019", "table2")
+    store = RecordStore("cpu", tmp_path / "results", tmp_path / "work")
+    plan = make_plan(item, store, 1, timed=False, data_dir=str(tmp_path))
+    assert sum(task.half_length for task in plan.tasks) == len(item.half_length_sources()) > 0
+
+
+def test_a_companion_that_equals_a_run_of_the_item_is_planned_once(tmp_path: Path) -> None:
+    long, short = (Run("chen2019_lenet", {"steps": steps, "lr_schedule": OneCycle()}) for steps in (8, 4))
+    rows = tuple(TableRow(name, {"x": Cell(None, run)}) for name, run in (("long", long), ("short", short)))
+    claims = (Claim("longer is better", ("long", "x"), ("short", "x")),)
+    item = Item("i", "Item", "An item.", {"x": "%"}, rows, claims)
+    store = RecordStore("full", tmp_path / "results", tmp_path / "work")
+    plan = make_plan(item, store, 1, timed=False, data_dir=str(tmp_path))
+    assert [task.name for task in plan.tasks] == ["long, seed 0", "short, seed 0", "short, half length, seed 0"]
+
+
+def test_companions_are_trained_and_measured_like_the_item(tmp_path: Path) -> None:
+    run = Run("chen2019_lenet")
+    measurement = Measurement("steps", measure_steps, {"net": run})
+    rows = (TableRow("run", {"x": Cell(None, run)}), TableRow("steps", {"x": Cell(None, measurement, "steps")}))
+    claims = (Claim("it is better", ("run", "x"), ("steps", "x")),)
+    item = Item("i", "Item", "An item.", {"x": "%"}, rows, claims)
+    store = smoke_store(tmp_path)
+    reproduce_item(item, store, half_length=True)
+    records = [store.read(RecordKey(source, 0)) for source in (run, run.halved(), measurement, measurement.halved())]
+    assert [record and record["results"]["steps"] for record in records] == [2, 1, 2, 1]
+    assert make_plan(item, store, 1, timed=False, half_length=True).pending == []
+
+
+def measure_steps(context: Any, net: Any) -> dict[str, Any]:
+    return {"steps": net.step}
 
 
 def write_output(context: Any) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Rendered tables, figures and the report. Wording is checked where it carries a number or a verdict."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -7,9 +8,10 @@ from typing import Any
 import pytest
 
 from tests.reproduce.items import reproduce_smoke, smoke_store
-from tests.reproduce.tables import cpu_store, make_runs, measured_table, run_table
+from tests.reproduce.tables import A_IS_BETTER, cpu_store, make_runs, measured_table, run_table
 from torchcaps.papers import find_item, list_papers
 from torchcaps.reproduce.render import (
+    REASON_TEXT,
     VERDICT_TEXT,
     describe_verdict,
     format_estimate,
@@ -19,8 +21,9 @@ from torchcaps.reproduce.render import (
 )
 from torchcaps.reproduce.scales import run_spec
 from torchcaps.reproduce.schema import Cell, Item, Paper, ParameterCount, Published, Run, TableRow
-from torchcaps.reproduce.statistics import Estimate, VerdictKind
+from torchcaps.reproduce.statistics import Estimate
 from torchcaps.reproduce.store import RecordKey
+from torchcaps.reproduce.verdicts import HalfLength, Verdict, VerdictKind, VerdictReason, verdicts
 from torchcaps.training.errors import RunError
 
 
@@ -68,21 +71,49 @@ def test_number_formats() -> None:
 @pytest.mark.parametrize(
     ("a", "b", "text"),
     [
-        ([1.0], [3.0], "holds with one seed: a is better (by 2 ± 0.39)"),
-        ([3.0, 3.0], [1.0, 1.0], "contradicted: a is better (by -2 ± 0.39, 2 seeds)"),
+        ([1.0], [3.0], "undecided (one seed): a is better (by 2 ± 0.39, 1 seed)"),
+        (
+            [3.0, 3.0],
+            [1.0, 1.0],
+            "too short to judge (no runs of half the length): a is better (by -2 ± 0.39, 2 seeds)",
+        ),
         ([1.0], [], "not run: a is better"),
     ],
 )
 def test_verdicts_are_described_with_difference_interval_and_seeds(
     tmp_path: Path, a: list[float], b: list[float], text: str
 ) -> None:
-    (verdict,) = measured_table(tmp_path, a, b).verdicts()
+    (verdict,) = verdicts(measured_table(tmp_path, a, b))
     assert describe_verdict(verdict) == text
 
 
-def test_every_kind_of_verdict_has_a_text() -> None:
-    assert set(VERDICT_TEXT) == set(VerdictKind)
-    assert len(set(VERDICT_TEXT.values())) == len(VerdictKind)
+def test_a_verdict_states_the_comparison_at_half_length() -> None:
+    verdict = Verdict(A_IS_BETTER, VerdictKind.HOLDS, None, 0.5, 0.2, 3, HalfLength(0.4, 0.3, 0.2, 1))
+    assert describe_verdict(verdict) == (
+        "holds: a is better (by 0.5 ± 0.2, 3 seeds; at half length by 0.4, 1 seed; "
+        "from half to full length the two improved by 0.3 and 0.2)"
+    )
+
+
+def test_no_difference_to_a_network_at_chance_is_stated() -> None:
+    verdict = Verdict(A_IS_BETTER, VerdictKind.NOT_JUDGED, VerdictReason.AT_CHANCE, 46.0, 1.4, 2)
+    assert describe_verdict(verdict) == "not judged (at chance): a is better"
+
+
+def test_a_verdict_states_margin_and_why_training_length_does_not_matter() -> None:
+    claim = dataclasses.replace(
+        A_IS_BETTER, margin=0.5, convergence="not applicable", convergence_reason="nothing is trained"
+    )
+    assert describe_verdict(Verdict(claim, VerdictKind.HOLDS, None, -0.1, 0.2)) == (
+        "holds: a is better (by -0.1 ± 0.2 with a margin of 0.5; independent of the training length: "
+        "nothing is trained)"
+    )
+
+
+@pytest.mark.parametrize(("texts", "kinds"), [(VERDICT_TEXT, VerdictKind), (REASON_TEXT, VerdictReason)])
+def test_every_kind_of_verdict_and_reason_has_a_text(texts: dict[Any, str], kinds: Any) -> None:
+    assert set(texts) == set(kinds)
+    assert len(set(texts.values())) == len(kinds)
 
 
 def test_no_claim_is_judged_at_the_scale_smoke(tmp_path: Path) -> None:

@@ -55,6 +55,13 @@ def reproduce_command(words: list[str]) -> None:
         "--columns", type=str | None, help="Only these columns: indices from 1, or parts of their names"
     )
     parser.add_argument("--shard", default="1/1", help="Run one shard of the work: INDEX/COUNT, such as 2/8")
+    parser.add_argument(
+        "--half-length",
+        type=bool,
+        default=True,
+        help="Also train the runs that a claim compares for half their length, without which it is not judged; "
+        "never done at the scale smoke, which judges no claim",
+    )
     parser.add_argument("--plan", type=bool, default=False, help="Print the plan and exit")
     parser.add_argument("--num-threads", type=int | None, help="Number of CPU threads (default: number of cores)")
     parser.add_argument("--data-dir", type=str | None, help="Data directory (default: TORCHCAPS_DATA)")
@@ -143,7 +150,8 @@ def _reproduce(paper: Paper, items: list[Item], store: RecordStore, options: Any
         rows, columns = item.select_rows(options.rows), item.select_columns(options.columns)
         print(f"{paper.name}, {item.title}, scale {store.scale}: {item.description}")
         timed = store.scale != "smoke"
-        plan = make_plan(item, store, options.seeds, rows, columns, options.shard, timed, **settings)
+        half_length = None if options.half_length else False
+        plan = make_plan(item, store, options.seeds, rows, columns, options.shard, timed, half_length, **settings)
         _print_plan(plan, store, options)
         _report_missing(plan, item, store, options)
         if options.plan:
@@ -175,6 +183,8 @@ def _print_plan(plan: TaskPlan, store: RecordStore, options: Any) -> None:
     n_measurements = len(plan.pending) - len(runs)
     parts = [f"{_count(len(runs), 'run')} with {sum(task.steps for task in runs):,} steps"]
     parts.append(_count(n_measurements, "measurement"))
+    if companions := sum(task.half_length for task in plan.pending):
+        parts.append(f"{companions} of these of half length")
     if done := plan.count(TaskState.DONE):
         parts.append(f"{done} already done")
     if options.shard[1] > 1:

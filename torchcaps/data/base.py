@@ -245,6 +245,10 @@ class DataSpec(ABC):
         """Return the published number of images of a split; ``None`` if there is none."""
         return self.split_sizes.get(split)
 
+    def chance_accuracy(self) -> float | None:
+        """Return the accuracy of a constant prediction if the classes are balanced; ``None`` if their number varies."""
+        return None if self.n_classes is None else 1 / self.n_classes
+
     def describe_size_mismatch(self, request: LoadRequest, dataset: Dataset) -> str:
         """Return a message if the number of images differs from the published one, else an empty string."""
         expected = self.n_images(request.split)

@@ -1,5 +1,6 @@
 """Learning-rate schedules of the papers, each a factor of the initial learning rate."""
 
+import dataclasses
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -27,6 +28,13 @@ class LRSchedule(ABC):
             epoch: number of completed epochs.
             total: number of steps of the complete training; only `OneCycle` needs it.
         """
+
+    def rescale(self, factor: float) -> "LRSchedule":
+        """Return the schedule that runs through the same factors in ``factor`` times the number of steps and epochs.
+
+        A schedule of fixed steps or epochs overrides this; one of ``step / total`` does not depend on the length.
+        """
+        return self
 
 
 @dataclass(frozen=True)
@@ -68,6 +76,10 @@ class Exponential(LRSchedule):
         periods = step // self.period if self.staircase else step / self.period
         return max(self.floor, self.decay**periods)
 
+    def rescale(self, factor: float) -> "Exponential":
+        """Return the schedule with another period."""
+        return dataclasses.replace(self, period=max(1, round(factor * self.period)))
+
 
 @dataclass(frozen=True)
 class Milestones(LRSchedule):
@@ -79,6 +91,14 @@ class Milestones(LRSchedule):
     def factor(self, step: int, epoch: int = 0, total: int | None = None) -> float:
         """Return the factor of an epoch."""
         return self.decay ** sum(epoch >= milestone for milestone in self.epochs)
+
+    def rescale(self, factor: float) -> "Milestones":
+        """Return the schedule with other epochs, rounded down.
+
+        >>> Milestones((150, 250)).rescale(0.5).epochs
+        (75, 125)
+        """
+        return dataclasses.replace(self, epochs=tuple(int(factor * epoch) for epoch in self.epochs))
 
 
 @dataclass(frozen=True)
@@ -95,6 +115,10 @@ class TimeDecay(LRSchedule):
         """
         return 1 / (1 + self.rate * step)
 
+    def rescale(self, factor: float) -> "TimeDecay":
+        """Return the schedule with another rate."""
+        return dataclasses.replace(self, rate=self.rate / factor)
+
 
 @dataclass(frozen=True)
 class Inverse(LRSchedule):
@@ -106,6 +130,10 @@ class Inverse(LRSchedule):
     def factor(self, step: int, epoch: int = 0, total: int | None = None) -> float:
         """Return the factor of a step."""
         return (1 + self.gamma * step) ** -self.power
+
+    def rescale(self, factor: float) -> "Inverse":
+        """Return the schedule with another ``gamma``."""
+        return dataclasses.replace(self, gamma=self.gamma / factor)
 
 
 @dataclass(frozen=True)
@@ -143,3 +171,7 @@ class Product(LRSchedule):
     def factor(self, step: int, epoch: int = 0, total: int | None = None) -> float:
         """Return the product of both factors."""
         return self.first.factor(step, epoch, total) * self.second.factor(step, epoch, total)
+
+    def rescale(self, factor: float) -> "Product":
+        """Return the product of both schedules, rescaled."""
+        return Product(self.first.rescale(factor), self.second.rescale(factor))

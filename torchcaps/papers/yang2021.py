@@ -273,6 +273,8 @@ FIG_4 = Item(
             "a training step is faster than with dynamic routing",
             ("L2", "with reconstruction"),
             ("Dynamic", "with reconstruction"),
+            convergence="not applicable",
+            convergence_reason="the time of a step does not depend on the steps before it",
         ),
     ),
     notes=(

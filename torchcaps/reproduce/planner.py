@@ -72,6 +72,11 @@ class Task:
         """Whether the task has to be executed."""
         return self.state in (TaskState.STARTED, TaskState.NEW)
 
+    @property
+    def half_length(self) -> bool:
+        """Whether the task belongs to the half-length companions of the compared runs."""
+        return self.key.source.half_length
+
 
 @dataclass(frozen=True)
 class TaskPlan:
@@ -163,9 +168,10 @@ def make_plan(
     columns: tuple[str, ...] = (),
     shard: tuple[int, int] = (1, 1),
     timed: bool = True,
+    half_length: bool | None = None,
     **settings: Any,
 ) -> TaskPlan:
-    """Return the plan for an item.
+    """Return the plan for an item: its runs and measurements, then their half-length companions.
 
     Args:
         item: the table or figure.
@@ -175,9 +181,15 @@ def make_plan(
         columns: names of the columns to run; all by default.
         shard: (index from 1, count): each run is executed by one shard.
         timed: estimate durations by timing a few training steps; otherwise they are 0.
+        half_length: include the half-length companions, without which no claim about trained networks is judged
+            (default: at every scale except ``smoke``, at which no claim is judged).
         settings: fields of all runs that do not change their results, such as ``num_threads``.
     """
     keys = record_keys(item.sources(rows, columns), seeds, store.scale)
+    if half_length if half_length is not None else store.scale != "smoke":
+        names = {key.name(store.scale) for key in keys}  # a companion may equal a run of the item
+        companions = record_keys(item.half_length_sources(rows, columns), seeds, store.scale)
+        keys += [key for key in companions if key.name(store.scale) not in names]
     repeated = _keys_to_repeat(keys, store)
     names = _run_names(item)
     tasks, counts = [], {Run: 0, Measurement: 0}
@@ -220,7 +232,9 @@ def _run_names(item: Item) -> dict[Source, str]:
 def _task_name(key: RecordKey, names: dict[Source, str]) -> str:
     if isinstance(key.source, Measurement):
         return f"{key.source.name}, seed {key.seed}"
-    return f"{names.get(key.source, key.source.model)}, seed {key.seed}"
+    full_length = dataclasses.replace(key.source, half_length=False)
+    length = ", half length" if key.source.half_length else ""
+    return f"{names.get(full_length, key.source.model)}{length}, seed {key.seed}"
 
 
 def _keys_to_repeat(keys: list[RecordKey], store: RecordStore) -> set[RecordKey]:

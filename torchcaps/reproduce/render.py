@@ -8,8 +8,9 @@ from pathlib import Path
 from torchcaps._core.files import write_atomic
 from torchcaps._core.plotting import COLORS, MARKERS, new_figure, save_figure, style_axes
 from torchcaps.reproduce.schema import Cell, Item, Paper
-from torchcaps.reproduce.statistics import Estimate, Results, Verdict, VerdictKind
+from torchcaps.reproduce.statistics import Estimate, Results
 from torchcaps.reproduce.store import RecordStore
+from torchcaps.reproduce.verdicts import Verdict, VerdictKind, VerdictReason, verdicts
 from torchcaps.training.errors import RunError
 
 __all__ = [
@@ -31,13 +32,20 @@ SIGNIFICANT_DIGITS = 3  # of the other units
 VERDICT_TEXT = {
     VerdictKind.HOLDS: "holds",
     VerdictKind.CONTRADICTED: "contradicted",
+    VerdictKind.TOO_SHORT: "too short to judge",
     VerdictKind.UNDECIDED: "undecided",
+    VerdictKind.NOT_JUDGED: "not judged",
     VerdictKind.NOT_RUN: "not run",
-    VerdictKind.WORSE_DIVERGED: "holds, the other did not train",
-    VerdictKind.BETTER_DIVERGED: "contradicted, it did not train",
-    VerdictKind.BOTH_DIVERGED: "neither trained",
-    VerdictKind.SINGLE_AGREES: "one measurement agrees",
-    VerdictKind.SINGLE_DISAGREES: "one measurement disagrees",
+}
+REASON_TEXT = {
+    VerdictReason.ONE_SEED: "one seed",
+    VerdictReason.NO_INTERVAL: "one measurement without interval",
+    VerdictReason.INTERVAL_INCLUDES_ZERO: "the interval includes zero",
+    VerdictReason.HALF_LENGTH_MISSING: "no runs of half the length",
+    VerdictReason.HALF_LENGTH_OTHER_SIGN: "other sign at half length",
+    VerdictReason.STILL_CHANGING: "still changing with training",
+    VerdictReason.AT_CHANCE: "at chance",
+    VerdictReason.DIVERGED: "diverged",
 }
 REPORT_HEADER = """\
 # Reproduced results
@@ -47,12 +55,22 @@ by `{command}` from the records in `{results}`; each record has the configuratio
 machine and command. A number is a mean over seeds with its 95 % confidence interval, which combines that of the test
 images and that of the mean over seeds in quadrature. "not run" means that nothing was run; no number is copied.
 
-A claim of a paper **holds** if the 95 % interval of the difference lies above zero, is **contradicted** if it lies
-below zero, and is **undecided** otherwise. Runs that were tested on the same images are compared image by image. The
-variance between seeds is estimated from the rows of a column that have several seeds; if none has, the interval is that
-of the test images alone and does not cover a repeated training. "with one seed" means that one of the two has only one.
+A claim of a paper **holds** or is **contradicted** only if all of the following is true:
+
+- Both numbers are means over two seeds or more. Measurements that do not depend on a seed are exempt.
+- The 95 % interval of their difference excludes zero. Runs that were tested on the same images are compared image by
+  image. The variance between seeds is estimated from the rows of a column that have several seeds.
+- Training has converged: runs of half the length, each with a complete schedule of its own, give a difference of the
+  same sign, and from half to full length neither number changes by as much as the difference. Measurements on trained
+  networks are repeated on the half-length networks. Costs, parameter counts and the like are exempt; the reason is
+  stated.
+
+It is **undecided** if one of the first two is false, and **too short to judge** if only the third is, or if half-length
+runs are missing. Nothing is concluded from a network whose accuracy is not significantly above that of a constant
+prediction, nor from a run that diverged: **not judged**.
+
 At the scale `cpu` networks are narrower and have fewer images and epochs than in the papers, in the same way for all
-rows of a table: absolute numbers are not comparable with the published ones, differences between rows are.
+rows of a table: absolute numbers are not comparable with the published ones.
 """
 
 
@@ -93,16 +111,27 @@ def _format_number(number: float, unit: str) -> str:
 
 
 def describe_verdict(verdict: Verdict) -> str:
-    """Return a verdict as text: ``"holds: CapsNet is better (by 0.31 ± 0.12, 2 seeds)"``."""
-    text = VERDICT_TEXT[verdict.kind]
-    if not verdict.difference and not verdict.half_width:
-        return f"{text}: {verdict.claim.text}"
-    interval = seeds = ""
-    if verdict.half_width:
-        interval = f" ± {verdict.half_width:.2g}"
-        seeds = f", {verdict.seeds} seeds" if verdict.seeds > 1 else ""
-        text += " with one seed" if verdict.seeds == 1 else ""
-    return f"{text}: {verdict.claim.text} (by {verdict.difference:.2g}{interval}{seeds})"
+    """Return a verdict as text: ``"holds: CapsNet is better (by 0.31 ± 0.12, 2 seeds; ...)"``."""
+    reason = "" if verdict.reason is None else f" ({REASON_TEXT[verdict.reason]})"
+    text = f"{VERDICT_TEXT[verdict.kind]}{reason}: {verdict.claim.text}"
+    if verdict.difference is None or verdict.kind is VerdictKind.NOT_JUDGED:
+        return text
+    interval = f" ± {verdict.half_width:.2g}" if verdict.half_width else ""
+    margin = f" with a margin of {verdict.claim.margin:g}" if verdict.claim.margin else ""
+    seeds = f", {_count(verdict.seeds, 'seed')}" if verdict.seeds else ""
+    details = [f"by {verdict.difference:.2g}{interval}{margin}{seeds}"]
+    if verdict.half is not None:
+        half = verdict.half
+        details.append(f"at half length by {half.difference:.2g}, {_count(half.seeds, 'seed')}")
+        changes = f"{half.better_change:.2g} and {half.worse_change:.2g}"
+        details.append(f"from half to full length the two improved by {changes}")
+    if verdict.claim.convergence_reason:
+        details.append(f"independent of the training length: {verdict.claim.convergence_reason}")
+    return f"{text} ({'; '.join(details)})"
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}{'s' * (n != 1)}"
 
 
 def render_item(paper: Paper, item: Item, store: RecordStore, heading: bool = True) -> str:
@@ -113,11 +142,11 @@ def render_item(paper: Paper, item: Item, store: RecordStore, heading: bool = Tr
     footnotes: list[str] = []
     if item.rows:
         lines += _table_lines(item, results, footnotes)
-    verdicts = results.verdicts()
+    judged = verdicts(results)
     if store.scale == "smoke":
         lines += ["The scale smoke checks that everything runs. Its numbers are meaningless: no claim is judged.", ""]
-    elif any(verdict.kind is not VerdictKind.NOT_RUN for verdict in verdicts):
-        lines += ["Claims, judged by our numbers:", "", *(f"- {describe_verdict(verdict)}" for verdict in verdicts), ""]
+    elif any(verdict.kind is not VerdictKind.NOT_RUN for verdict in judged):
+        lines += ["Claims, judged by our numbers:", "", *(f"- {describe_verdict(verdict)}" for verdict in judged), ""]
     lines += [f"[{index}] {note}  " for index, note in enumerate(footnotes, start=1)] + [""] * bool(footnotes)
     lines += [f"- {note}" for note in item.notes] + [""] * bool(item.notes)
     return "\n".join(lines)
@@ -292,8 +321,9 @@ def _report_lines(paper: Paper, item: Item, store: RecordStore, out: Path) -> li
 def _describe_cost(item: Item, store: RecordStore) -> str:
     """Return the number of records and the minutes they took; records shared by items are counted in each."""
     results = Results(item, store)
-    records = [record for source in item.sources() for _, record in results.records(source)]
+    sources = [*item.sources(), *item.half_length_sources()]
+    records = [record for source in sources for _, record in results.records(source)]
     seconds = sum(record["results"].get("seconds") or record.get("seconds") or 0.0 for record in records)
     threads = sorted({record["machine"].get("threads", 1) for record in records}) or [1]
     cores = f"{threads[0]} thread{'s' * (threads[0] > 1)}" if len(threads) == 1 else "one or more threads"
-    return f"{len(records)} record{'s' * (len(records) != 1)}, {seconds / 60:.0f} minutes on {cores}."
+    return f"{_count(len(records), 'record')}, {seconds / 60:.0f} minutes on {cores}."

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from torchcaps.data.registry import find_spec
 from torchcaps.models.registry import find_model
 from torchcaps.models.schedules import OneCycle
+from torchcaps.reproduce.half_length import half_length_spec
 from torchcaps.reproduce.schema import Run
 from torchcaps.training import RunSpec
 
@@ -53,7 +54,7 @@ def run_spec(run: Run, scale: Scale, seed: int = 0, **settings: Any) -> RunSpec:
     """Return the specification of a run at a scale.
 
     Args:
-        run: the run.
+        run: the run; a half-length companion has half the length at any scale.
         scale: ``"smoke"``: the narrowest network and two steps on the embedded digits, whatever the paper's data set;
             ``"cpu"``: with the overrides ``run.cpu``; ``"long"``: with ``run.cpu`` and, on top, ``run.long``, of which
             ``steps`` replaces ``epochs`` and vice versa; ``"full"``: the paper's setting.
@@ -69,7 +70,8 @@ def run_spec(run: Run, scale: Scale, seed: int = 0, **settings: Any) -> RunSpec:
                 changes.pop(other, None)
         changes |= run.long
     spec = RunSpec.of(run.model, seed=seed, **changes, **settings)
-    return _smoke(spec) if scale == "smoke" else spec
+    spec = _smoke(spec) if scale == "smoke" else spec
+    return half_length_spec(spec) if run.half_length else spec
 
 
 def _smoke(spec: RunSpec) -> RunSpec:

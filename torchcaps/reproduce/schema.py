@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 __all__ = ["Cell", "Claim", "Item", "Measurement", "Paper", "ParameterCount", "Published", "Run", "Source", "TableRow"]
 
@@ -37,12 +37,18 @@ class Run:
         changes: overrides at every scale; keys are fields of the model, of its recipe or of the run.
         cpu: further overrides at the scale ``cpu``.
         long: further overrides at the scale ``long``, on top of those of ``cpu``.
+        half_length: half the length with a complete schedule of its own, see `halved`.
     """
 
     model: str
     changes: Mapping[str, Any] = field(default_factory=dict, hash=False)
     cpu: Mapping[str, Any] = field(default_factory=dict, hash=False)
     long: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    half_length: bool = False
+
+    def halved(self) -> "Run":
+        """Return the half-length companion, see `torchcaps.reproduce.half_length`."""
+        return dataclasses.replace(self, half_length=True)
 
     def replace(
         self, cpu: Mapping[str, Any] | None = None, long: Mapping[str, Any] | None = None, **changes: Any
@@ -98,6 +104,23 @@ class Measurement:
     version: int = 1
     estimated_seconds: float = 20.0
 
+    @property
+    def half_length(self) -> bool:
+        """Whether its networks are half-length companions."""
+        return any(run.half_length for run in self.runs.values()) or any(
+            dependency.half_length for dependency in self.depends_on.values()
+        )
+
+    def halved(self) -> "Measurement":
+        """Return the same measurement on half-length networks; unchanged if it and its dependencies have none.
+
+        A measurement that trains something itself, such as a GAN, keeps its options.
+        """
+        runs = {name: run.halved() for name, run in self.runs.items()}
+        depends_on = {name: dependency.halved() for name, dependency in self.depends_on.items()}
+        halved = dataclasses.replace(self, runs=runs, depends_on=depends_on)
+        return self if halved == self else dataclasses.replace(halved, name=f"{self.name}-half")
+
 
 Source = Run | Measurement | ParameterCount
 
@@ -146,16 +169,40 @@ class TableRow:
 class Claim:
     """A claim of the paper that compares two numbers of a table.
 
+    `torchcaps.reproduce.verdicts` judges it. By default this needs half-length companions of all runs behind the two
+    numbers, which are planned with them.
+
     Args:
-        text: the claim.
+        text: the claim, as the paper makes it.
         better, worse: (row label, column name) of the two numbers.
         lower_is_better: ``True`` for errors, ``False`` for accuracies.
+        margin: for claims that something is as good: the largest disadvantage that still counts as equal, in the unit
+            of the column. The better number may be worse by less than this.
+        convergence: ``"training"`` if the numbers depend on how long networks were trained, so that half-length runs
+            have to agree; ``"not applicable"`` otherwise, as for costs and parameter counts.
+        convergence_reason: why training length does not matter; required for ``"not applicable"``.
     """
 
     text: str
     better: tuple[str, str]
     worse: tuple[str, str]
     lower_is_better: bool = True
+    margin: float = 0.0
+    convergence: Literal["training", "not applicable"] = "training"
+    convergence_reason: str = ""
+
+    def __post_init__(self) -> None:
+        if self.convergence not in ("training", "not applicable"):
+            raise ValueError(
+                f"Claim: convergence must be 'training' or 'not applicable', got {self.convergence!r}: {self.text}"
+            )
+        if (self.convergence == "training") == bool(self.convergence_reason):
+            raise ValueError(
+                "Claim: convergence_reason must be given for convergence='not applicable' and for no other, got "
+                f"{self.convergence!r} with {self.convergence_reason!r}: {self.text}"
+            )
+        if self.margin < 0:
+            raise ValueError(f"Claim: margin must be 0 or more, got {self.margin}: {self.text}")
 
 
 @dataclass(frozen=True)
@@ -192,6 +239,18 @@ class Item:
         sources: list[Source] = [cell.source for cell in cells if cell.source is not None]
         sources += () if rows or columns else self.measurements
         return list(dict.fromkeys(sources))
+
+    def cell(self, row: str, column: str) -> Cell:
+        """Return the cell of a row label and a column name."""
+        (match,) = (r for r in self.rows if r.label == row)
+        return match.cells[column]
+
+    def half_length_sources(self, rows: tuple[str, ...] = (), columns: tuple[str, ...] = ()) -> list[Source]:
+        """Return the half-length companions of those `sources` that a claim compares and training length affects."""
+        claims = [claim for claim in self.claims if claim.convergence == "training"]
+        compared = {self.cell(*location).source for claim in claims for location in (claim.better, claim.worse)}
+        selected = [s for s in self.sources(rows, columns) if s in compared and isinstance(s, Run | Measurement)]
+        return list(dict.fromkeys(source.halved() for source in selected if source.halved() != source))
 
     def select_rows(self, selectors: list[str]) -> tuple[str, ...]:
         """Return the labels of the rows that match any selector: an index from 1, a label or a part of one.

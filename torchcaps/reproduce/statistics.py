@@ -1,7 +1,6 @@
-"""Statistics of records: mean over seeds with a 95 % confidence interval, and verdicts on a paper's claims."""
+"""Statistics of records: means over seeds and differences of two means, with 95 % confidence intervals."""
 
 import dataclasses
-import enum
 import math
 import statistics
 from collections.abc import Iterator
@@ -21,12 +20,12 @@ from torchcaps.training.setup import build_network
 __all__ = [
     "Estimate",
     "Results",
-    "Verdict",
-    "VerdictKind",
     "count_parameters",
+    "improvement",
     "mean_with_interval",
 ]
 
+FRACTIONS = ("error", "accuracy")  # metrics of a run that are fractions of the test images
 SIGNED_UNITS = (None, "", "%")  # units of columns whose numbers may be negative
 
 
@@ -54,39 +53,6 @@ class Estimate:
     seeds: int
     diverged: int = 0
     seed_independent: bool = False
-
-
-class VerdictKind(enum.Enum):
-    """Outcome of comparing our numbers with a claim."""
-
-    HOLDS = "holds"
-    CONTRADICTED = "contradicted"
-    UNDECIDED = "undecided"
-    NOT_RUN = "not_run"
-    WORSE_DIVERGED = "worse_diverged"  # the claim holds, since only the better one trained
-    BETTER_DIVERGED = "better_diverged"  # the claim is contradicted, since only the worse one trained
-    BOTH_DIVERGED = "both_diverged"
-    SINGLE_AGREES = "single_agrees"  # one measurement of each, so no interval
-    SINGLE_DISAGREES = "single_disagrees"
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Verdict on a claim.
-
-    Args:
-        claim: the claim.
-        kind: the outcome.
-        difference: improvement of the better over the worse number.
-        half_width: half-width of the 95 % interval of the difference; 0 if there is no interval.
-        seeds: number of seeds of the side that has fewer.
-    """
-
-    claim: Claim
-    kind: VerdictKind
-    difference: float = 0.0
-    half_width: float = 0.0
-    seeds: int = 0
 
 
 class Results:
@@ -141,6 +107,14 @@ class Results:
         seed_independent = isinstance(cell.source, Measurement) and cell.source.seed_independent
         return dataclasses.replace(estimate, seed_independent=seed_independent)
 
+    def mean(self, cell: Cell) -> tuple[float, int] | None:
+        """Return the mean of a cell's number over seeds and the number of seeds; ``None`` if nothing ran or trained."""
+        if cell.source is None or isinstance(cell.source, ParameterCount):
+            return None
+        trained = [record["results"] for _, record in self.records(cell.source) if not has_diverged(record)]
+        numbers = [number for results in trained if (number := _number(results, cell)) is not None]
+        return (statistics.fmean(numbers), len(numbers)) if numbers else None
+
     def _seed_variance(self, cell: Cell) -> tuple[float, int] | None:
         """Return the variance of a number between seeds and its degrees of freedom; ``None`` if it is unknown.
 
@@ -171,42 +145,25 @@ class Results:
 
     def cell(self, row: str, column: str) -> Cell:
         """Return the cell of a row label and a column name."""
-        (match,) = (r for r in self.item.rows if r.label == row)
-        return match.cells[column]
+        return self.item.cell(row, column)
 
-    def verdicts(self) -> list[Verdict]:
-        """Return the verdicts on the item's claims."""
-        return [self.verdict(claim) for claim in self.item.claims]
-
-    def verdict(self, claim: Claim) -> Verdict:
-        """Return the verdict on a claim: it holds if the 95 % interval of the difference lies above 0.
+    def difference(self, claim: Claim) -> tuple[float, float] | None:
+        """Return by how much a claim's better number is better, and the half-width of the 95 % interval.
 
         Two runs that were tested on the same images are compared image by image, which is far more precise: most
-        images are classified correctly, or incorrectly, by both.
+        images are classified correctly, or incorrectly, by both. The half-width is 0 if there is no interval. Returns
+        ``None`` if a number is missing.
         """
-        better, worse = (self.estimate(self.cell(*location)) for location in (claim.better, claim.worse))
-        if better is None or worse is None:
-            return Verdict(claim, VerdictKind.NOT_RUN)
-        if not better.seeds and not worse.seeds:
-            return Verdict(claim, VerdictKind.BOTH_DIVERGED)
-        if not worse.seeds:
-            return Verdict(claim, VerdictKind.WORSE_DIVERGED)
-        if not better.seeds:
-            return Verdict(claim, VerdictKind.BETTER_DIVERGED)
         cells = self.cell(*claim.better), self.cell(*claim.worse)
-        paired = self._paired_by_image(*cells) or self._paired_by_seed(*cells, claim.lower_is_better)
+        better, worse = (self.estimate(cell) for cell in cells)
+        if better is None or worse is None:
+            return None
+        paired = self._paired_by_image(*cells, claim.lower_is_better)
+        paired = paired or self._paired_by_seed(*cells, claim.lower_is_better)
         if paired is not None:
-            difference, half_width = paired
-        else:
-            difference = worse.mean - better.mean if claim.lower_is_better else better.mean - worse.mean
-            half_width = math.hypot(*((estimate.high - estimate.low) / 2 for estimate in (better, worse)))
-            if not half_width:
-                kind = VerdictKind.SINGLE_AGREES if difference > 0 else VerdictKind.SINGLE_DISAGREES
-                return Verdict(claim, kind, difference)
-        kind = VerdictKind.UNDECIDED
-        if abs(difference) > half_width:
-            kind = VerdictKind.HOLDS if difference > 0 else VerdictKind.CONTRADICTED
-        return Verdict(claim, kind, difference, half_width, min(better.seeds, worse.seeds))
+            return paired
+        half_width = math.hypot(*((estimate.high - estimate.low) / 2 for estimate in (better, worse)))
+        return improvement(better.mean, worse.mean, claim.lower_is_better), half_width
 
     def _paired_by_seed(self, better: Cell, worse: Cell, lower_is_better: bool) -> tuple[float, float] | None:
         """Return the difference of two numbers of one measurement and the half-width of its 95 % interval.
@@ -222,7 +179,7 @@ class Results:
         results = [record["results"] for _, record in self.records(better.source)]
         pairs = [(_number(one, better), _number(one, worse)) for one in results]
         complete = [(a, b) for a, b in pairs if a is not None and b is not None]
-        differences = [b - a if lower_is_better else a - b for a, b in complete]
+        differences = [improvement(a, b, lower_is_better) for a, b in complete]
         if len(differences) < 2:
             return None
         half_width = (
@@ -237,11 +194,13 @@ class Results:
             half_width = math.hypot(half_width, max(one.get(f"{cell.metric}_ci95") or 0.0 for one in results))
         return statistics.fmean(differences), half_width
 
-    def _paired_by_image(self, better: Cell, worse: Cell) -> tuple[float, float] | None:
-        """Return the difference in accuracy of two runs on the same test images, in per cent, and the half-width of its
-        95 % interval; ``None`` if the test images differ or if per-image results are missing.
+    def _paired_by_image(self, better: Cell, worse: Cell, lower_is_better: bool) -> tuple[float, float] | None:
+        """Return the improvement in error or accuracy of two runs on the same test images, in per cent, and the
+        half-width of its 95 % interval; ``None`` if the test images differ or if per-image results are missing.
         """
         if not (isinstance(better.source, Run) and isinstance(worse.source, Run)):
+            return None
+        if better.metric != worse.metric or better.metric not in FRACTIONS:
             return None
         one, other = ([r for _, r in self.records(source)] for source in (better.source, worse.source))
         one, other = ([r for r in records if not has_diverged(r)] for records in (one, other))
@@ -259,7 +218,8 @@ class Results:
             variance = variances[0][0] / len(one) + variances[-1][0] / len(other)
             freedom = min(v[1] for v in variances)
             half_width = math.hypot(half_width, student_quantile(freedom) * math.sqrt(variance))
-        return 100 * float(differences.mean()), half_width
+        gain = 100 * float(differences.mean())  # in accuracy
+        return (gain if lower_is_better == (better.metric == "error") else -gain), half_width
 
 
 def _test_set(record: dict[str, Any]) -> tuple[Any, ...]:
@@ -287,7 +247,7 @@ def _number(results: dict[str, Any], cell: Cell) -> float | None:
         return None if value is None else float(value)
     if results["accuracy"] is None:
         return None
-    if cell.metric in ("error", "accuracy"):
+    if cell.metric in FRACTIONS:
         fraction = results["accuracy"]
         return 100 * (fraction if cell.metric == "accuracy" else 1 - fraction)
     if "recall" in cell.metric:
@@ -303,7 +263,7 @@ def _n_images(results: dict[str, Any], cell: Cell) -> int:
     if "recall" in cell.metric:
         index = _recall_index(results, cell.metric)
         return 0 if index is None else results["class_counts"][index]
-    return results.get("n") or 0
+    return (results.get("n") or 0) if cell.metric in FRACTIONS else 0
 
 
 def _recall_index(results: dict[str, Any], metric: str) -> int | None:
@@ -314,6 +274,11 @@ def _recall_index(results: dict[str, Any], metric: str) -> int | None:
     if metric == "lowest recall":
         return min(range(len(counts)), key=lambda index: correct[index] / counts[index])
     return int(metric.removeprefix("recall "))
+
+
+def improvement(better: float, worse: float, lower_is_better: bool) -> float:
+    """Return by how much one number is better than another."""
+    return worse - better if lower_is_better else better - worse
 
 
 def mean_with_interval(name: str, values: Tensor) -> dict[str, float | None]:

@@ -4,6 +4,7 @@ Images are generated on access from the digits of the same split of their source
 digits only, test images test digits only.
 """
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -19,6 +20,7 @@ from torchcaps.data.registry import register
 __all__ = ["DiverseMultiMNIST", "MultiMNIST"]
 
 CANVAS = 36
+N_CLASSES = 10  # of every source
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,10 @@ class MultiMNIST(GeneratedFromDigits):
             return self.max_shift
         return 6 if self.preset == "official" and split == "train" else 4
 
+    def chance_accuracy(self) -> float:
+        """Return the accuracy of a constant pair of classes."""
+        return 1 / math.comb(N_CLASSES, 2)
+
     def generate(self, name: str, source: ImageSet) -> Dataset:
         """Return the generated data set over its source."""
         return _DigitPairs(name, source, self)
@@ -92,6 +98,10 @@ class DiverseMultiMNIST(GeneratedFromDigits):
         super().check()
         check_range(self, "single_probability", 0, 1)
         check_range(self, "max_shift", 0, CANVAS)
+
+    def chance_accuracy(self) -> float:
+        """Return the accuracy of a constant set of classes: a single digit or a pair."""
+        return max(self.single_probability / N_CLASSES, (1 - self.single_probability) / math.comb(N_CLASSES, 2))
 
     def generate(self, name: str, source: ImageSet) -> Dataset:
         """Return the generated data set over its source."""
