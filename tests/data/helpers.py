@@ -1,5 +1,6 @@
 """Helpers of the data tests."""
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from PIL import Image
 
 from torchcaps._core.random import CounterRNG
-from torchcaps.data import DataError, create_dataset
+from torchcaps.data import CIFAR10, DataError, create_dataset
 
 
 def data_error(name: str, root: Path, split: str = "test", kind: type[DataError] = DataError, **options: Any) -> str:
@@ -20,6 +21,18 @@ def data_error(name: str, root: Path, split: str = "test", kind: type[DataError]
     assert "\n" not in str(error.value)
     assert sorted(str(path) for path in root.rglob("*")) == before
     return str(error.value)
+
+
+def publish(monkeypatch: pytest.MonkeyPatch, spec: type[CIFAR10], member: str, data: bytes) -> None:
+    """Make the checksum of some bytes the published one of a member of CIFAR's binary archive."""
+    checksum = f"md5:{hashlib.md5(data, usedforsecurity=False).hexdigest()}"
+    for split, members in spec.members["binary"].items():
+        if member in members:
+            monkeypatch.setitem(spec.members["binary"], split, {**members, member: checksum})
+
+
+def raise_disk_full(*_: object, **__: object) -> None:
+    raise OSError(28, "No space left on device")
 
 
 def write_image(path: Path, size: tuple[int, int] = (20, 30), mode: str = "RGB", seed: int = 0) -> Path:

@@ -8,7 +8,7 @@ import torch
 from scipy.io import savemat
 
 from tests.data import writers
-from tests.data.helpers import assert_bit_equal
+from tests.data.helpers import assert_bit_equal, publish
 from tests.data.writers import random_bytes
 from torchcaps.data import (
     CIFAR10,
@@ -144,12 +144,14 @@ def test_cifar100(tmp_path: Path, file_format: str) -> None:
     assert len(set(COARSE_CLASSES)) == 20
 
 
-def test_cifar_is_extracted_from_an_existing_archive(tmp_path: Path) -> None:
+def test_cifar_is_extracted_from_an_existing_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     images, labels = random_bytes(3, 3, 32, 32), random_bytes(3, high=10)
     members = {
         "cifar-10-batches-bin/test_batch.bin": writers.cifar_binary(images, labels),
         "cifar-10-batches-bin/readme.html": b"<html>",
     }
+    for name, data in members.items():
+        publish(monkeypatch, CIFAR10, name, data)
     writers.write_tar_gz(tmp_path / "cifar10/cifar-10-binary.tar.gz", members)
     assert_content(load("cifar10", "test", tmp_path), images, labels)
     assert (tmp_path / "cifar10/cifar-10-batches-bin/test_batch.bin").is_file()

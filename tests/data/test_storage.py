@@ -5,18 +5,15 @@ import hashlib
 import io
 import os
 import signal
-import stat
 import subprocess
 import sys
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from tests.data import writers
-from tests.data.helpers import data_error
+from tests.data.helpers import data_error, raise_disk_full
 from tests.data.server import WAIT_S, Server, serve
 from tests.data.writers import random_bytes
 from torchcaps._core.files import STAGING_PREFIX
@@ -156,10 +153,6 @@ def test_killed_download_leaves_only_a_staging_directory(tmp_path: Path, server:
     assert os.listdir(tmp_path) == ["data.bin"]
 
 
-def raise_disk_full(*_: object, **__: object) -> None:
-    raise OSError(28, "No space left on device")
-
-
 def test_target_directory_cannot_be_written(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("not a directory")
     with pytest.raises(MissingDataError, match=r"file/below.*Not a directory"):
@@ -264,76 +257,3 @@ def test_offline_error_names_file_hosts_and_directory(
 def test_directory_in_place_of_a_file_counts_as_missing(tmp_path: Path) -> None:
     (tmp_path / "mnist/t10k-images-idx3-ubyte.gz").mkdir(parents=True)
     assert "t10k-images-idx3-ubyte.gz" in data_error("mnist", tmp_path, kind=MissingDataError)
-
-
-# Archives ---------------------------------------------------------------------------------------------------
-
-CIFAR_RECORD = writers.cifar_binary(random_bytes(1, 3, 32, 32), np.array([1]))
-CIFAR_MEMBER = "cifar-10-batches-bin/test_batch.bin"
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["../out.bin", "/tmp/torchcaps-out.bin", "cifar-10-batches-bin/../../out.bin", "..\\out.bin", "C:\\out.bin"],
-)
-@pytest.mark.parametrize("kind", ["tar", "zip"])
-def test_archive_member_outside_of_the_directory(tmp_path: Path, name: str, kind: str) -> None:
-    root = tmp_path / "a/b/root"
-    if kind == "tar":
-        writers.write_tar_gz(root / "cifar10/cifar-10-binary.tar.gz", {CIFAR_MEMBER: CIFAR_RECORD, name: b"evil"})
-        message = data_error("cifar10", root)
-    else:
-        writers.write_zip(root / "affnist/test_batches.zip", {"test_batches/1.mat": b"x", name: b"evil"})
-        message = data_error("affnist", root)
-    assert repr(name) in message
-    assert list(tmp_path.rglob("out.bin")) == []
-    assert not Path("/tmp/torchcaps-out.bin").exists()
-
-
-def test_zip_with_a_link(tmp_path: Path) -> None:
-    with zipfile.ZipFile(writers.put(tmp_path / "affnist/test_batches.zip", b""), "w") as file:
-        entry = zipfile.ZipInfo("test_batches/1.mat")
-        entry.external_attr = (stat.S_IFLNK | 0o777) << 16
-        file.writestr(entry, "/etc/passwd")
-    assert "link 'test_batches/1.mat'" in data_error("affnist", tmp_path)
-
-
-def test_only_the_needed_directory_is_extracted_and_merged(tmp_path: Path) -> None:
-    writers.write_tar_gz(
-        tmp_path / "cifar10/cifar-10-binary.tar.gz", {CIFAR_MEMBER: CIFAR_RECORD, "other/file.bin": b"x"}
-    )
-    writers.put(tmp_path / "cifar10/cifar-10-batches-bin/mine.txt", b"keep me")
-    assert len(create_dataset("cifar10", "test", tmp_path, download=False)) == 1
-    assert sorted(os.listdir(tmp_path / "cifar10")) == ["cifar-10-batches-bin", "cifar-10-binary.tar.gz"]
-    assert (tmp_path / "cifar10/cifar-10-batches-bin/mine.txt").read_bytes() == b"keep me"
-
-
-def test_tar_with_a_link_without_the_member_or_corrupt(tmp_path: Path) -> None:
-    content = {"cifar-10-batches-bin/readme.html": b"x"}
-    path = writers.write_tar_gz(tmp_path / "cifar10/cifar-10-binary.tar.gz", content, link=CIFAR_MEMBER)
-    assert f"link or device {CIFAR_MEMBER!r}" in data_error("cifar10", tmp_path)
-    writers.write_tar_gz(path, content)
-    message = data_error("cifar10", tmp_path)
-    assert CIFAR_MEMBER in message
-    assert str(path) in message
-    archive = path.read_bytes()
-    for corrupt in (b"", b"no archive", archive[: len(archive) // 2]):
-        path.write_bytes(corrupt)
-        assert f"{path} is corrupt" in data_error("cifar10", tmp_path)
-
-
-def test_full_disk_during_extraction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    writers.write_tar_gz(tmp_path / "cifar10/cifar-10-binary.tar.gz", {CIFAR_MEMBER: CIFAR_RECORD})
-    with monkeypatch.context() as patch:
-        patch.setattr("torchcaps.data.storage.shutil.copyfileobj", raise_disk_full)
-        assert "No space left on device" in data_error("cifar10", tmp_path)
-    assert len(create_dataset("cifar10", "test", tmp_path, download=False)) == 1
-
-
-def test_zip_with_a_wrong_crc(tmp_path: Path) -> None:
-    content = {"test_batches/1.mat": bytes(random_bytes(5000))}
-    path = writers.write_zip(tmp_path / "affnist/test_batches.zip", content)
-    data = bytearray(path.read_bytes())
-    data[200] ^= 255
-    path.write_bytes(data)
-    assert f"{path} is corrupt" in data_error("affnist", tmp_path)

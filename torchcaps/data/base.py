@@ -273,7 +273,10 @@ class DataSpec(ABC):
 
     def data_directory(self, request: LoadRequest) -> DataDirectory:
         """Return the directories that contain, or will contain, the files."""
-        return DataDirectory(request.name, data_root(request.root), self.subdirectories, request.download)
+        alternatives = (files for split in self.splits for files in self.alternative_files(split))
+        members = (file for files in alternatives for file in files if isinstance(file, ArchiveMember))
+        checksums = {member.name: member.checksum for member in members if member.checksum}
+        return DataDirectory(request.name, data_root(request.root), self.subdirectories, request.download, checksums)
 
     @abstractmethod
     def load(self, request: LoadRequest) -> Dataset:

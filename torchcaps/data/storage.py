@@ -4,24 +4,17 @@ Every file is written atomically: downloads and extracted archives appear under 
 """
 
 import contextlib
-import gzip
-import hashlib
-import lzma
 import os
-import shutil
-import stat
-import tarfile
-import zipfile
-import zlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import IO
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from urllib.parse import urlsplit
 
-from torchcaps._core.files import move_into_place, move_tree_into_place, reason_of, staging_directory
+from torchcaps._core.files import move_into_place, reason_of, staging_directory
 from torchcaps._core.optional import import_optional
 from torchcaps._core.progress import DownloadBar
+from torchcaps.data.archives import extract_member, is_intact_zip
+from torchcaps.data.published import ArchiveMember, DataError, MissingDataError, RemoteFile, checksum_matches
 
 __all__ = [
     "ArchiveMember",
@@ -33,55 +26,11 @@ __all__ = [
     "checksum_matches",
     "data_root",
     "download_file",
-    "extract_member",
 ]
 
 DATA_VARIABLE = "TORCHCAPS_DATA"
 MIRROR_VARIABLE = "TORCHCAPS_MIRROR"  # URL of a mirror that is tried first: URL/mnist/FILE
 DOWNLOAD_TIMEOUT_S = 30  # without receiving a byte
-ARCHIVE_ERRORS = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError)
-
-
-class DataError(ValueError):
-    """A data file or directory is missing, unreadable, or has unexpected content."""
-
-
-class MissingDataError(DataError):
-    """A data file does not exist and was not or could not be downloaded."""
-
-
-@dataclass(frozen=True)
-class RemoteFile:
-    """A downloadable file of a data set.
-
-    Args:
-        name: file name on the official site.
-        checksum: published checksum, ``"md5:..."`` or ``"sha256:..."``; empty if none was published.
-        mirrors: URLs of directories that contain the file, in the order in which they are tried.
-        size: download size in bytes; 0 if unknown.
-        aliases: other names under which the file may be stored, for example decompressed.
-    """
-
-    name: str
-    checksum: str
-    mirrors: tuple[str, ...]
-    size: int = 0
-    aliases: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class ArchiveMember:
-    """A file that is distributed inside an archive.
-
-    Args:
-        name: path in the archive, such as ``cifar-10-batches-bin/test_batch.bin``.
-        archive: the archive that contains it.
-        checksum: published checksum of the member itself; empty if none was published.
-    """
-
-    name: str
-    archive: RemoteFile
-    checksum: str = ""
 
 
 def data_root(root: str | os.PathLike[str] | None = None) -> Path:
@@ -106,12 +55,14 @@ class DataDirectory:
         root: the data directory.
         subdirectories: directories below ``root`` in which files are searched; downloads go to the first.
         download: download missing files.
+        member_checksums: published checksums of files in archives, by path in the archive; verified when extracting.
     """
 
     dataset: str
     root: Path
     subdirectories: tuple[str, ...]
     download: bool = True
+    member_checksums: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def download_directory(self) -> Path:
@@ -141,7 +92,7 @@ class DataDirectory:
             archive = self.fetch(file.archive) if self.download else self.find(file.archive)
             if archive is None:
                 raise self._missing_error(file.name)
-            extract_member(archive, self.download_directory, file.name)
+            extract_member(archive, self.download_directory, file.name, self.member_checksums)
             return self.download_directory / file.name
         if not self.download:
             raise self._missing_error(file.name)
@@ -164,14 +115,6 @@ class DataDirectory:
             f"{self.dataset}: {name} is missing{failed}: {command}copy it to {self.download_directory}, or name the "
             f"directory that contains it (--data-dir, root= or {DATA_VARIABLE}); the data set 'digits' needs no files"
         )
-
-
-def checksum_matches(path: Path, checksum: str) -> bool:
-    """Return whether a file has a checksum given as ``"md5:..."`` or ``"sha256:..."``."""
-    algorithm, _, expected = checksum.partition(":")
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False))
-    return digest.hexdigest() == expected
 
 
 # Download ---------------------------------------------------------------------------------------------------
@@ -211,7 +154,7 @@ def download_file(name: str, urls: Sequence[str], checksum: str, directory: Path
                     with DownloadBar(name) as bar:
                         downloader = pooch.HTTPDownloader(timeout=DOWNLOAD_TIMEOUT_S, progressbar=bar)
                         pooch.retrieve(url, checksum or None, fname=name, path=staging, downloader=downloader)
-                    if not checksum and not _is_intact_zip(staging / name):
+                    if not checksum and not is_intact_zip(staging / name):
                         (staging / name).unlink()
                         raise _BrokenArchiveError
                     move_into_place(staging / name, directory / name)
@@ -244,76 +187,3 @@ def _describe_failure(url: str, error: Exception) -> str:
     if "Chunked" in kind or "IncompleteRead" in message:
         return f"{host}: connection lost during transfer"
     return f"{host}: connection failed"
-
-
-def _is_intact_zip(path: Path) -> bool:
-    """Return whether a file is a zip archive whose members all have their CRC."""
-    try:
-        with zipfile.ZipFile(path) as file:
-            return file.testzip() is None
-    except (*ARCHIVE_ERRORS, RuntimeError):
-        return False
-
-
-# Archives ---------------------------------------------------------------------------------------------------
-
-
-def extract_member(archive: Path, directory: Path, member: str) -> None:
-    """Extract the top-level directory of an archive that contains ``member``, or a ``member`` at the top level alone.
-
-    Raises:
-        DataError: if the archive is corrupt, lacks the member, or contains a link, a device or a path outside of
-            ``directory``. Nothing is written then.
-    """
-    top = PurePosixPath(member).parts[0]
-    try:
-        with staging_directory(directory) as staging:
-            for name, content in _iterate_files(archive):
-                if PurePosixPath(name).parts[0] == top:
-                    path = staging / name
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    with path.open("wb") as file:
-                        shutil.copyfileobj(content, file)
-            if not (staging / member).is_file():
-                raise DataError(f"{archive} does not contain {member}: delete it to download it again")
-            move_tree_into_place(staging / top, directory / top)
-    except DataError:
-        raise
-    except (*ARCHIVE_ERRORS, RuntimeError) as error:  # RuntimeError: encrypted, or an unknown compression method
-        reason = (str(error).splitlines() or ["unexpected end of file"])[0].rstrip(":")
-        raise DataError(f"{archive} is corrupt ({reason}): delete it to download it again") from error
-    except OSError as error:
-        raise DataError(f"can't extract {archive} to {directory}: {reason_of(error)}") from error
-
-
-def _iterate_files(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
-    """Yield the name and content of each file of a zip or tar archive, after checking all names."""
-    if zipfile.is_zipfile(archive):
-        with zipfile.ZipFile(archive) as file:
-            entries = [entry for entry in file.infolist() if not entry.is_dir()]
-            for entry in entries:
-                _check_member_path(archive, entry.filename)
-                if stat.S_ISLNK(entry.external_attr >> 16):
-                    raise DataError(f"{archive} contains the link {entry.filename!r}: not extracted")
-            for entry in entries:
-                with file.open(entry) as content:
-                    yield entry.filename, content
-        return
-    with tarfile.open(archive) as file:
-        members = [member for member in file if not member.isdir()]
-        for member in members:
-            _check_member_path(archive, member.name)
-            if not member.isfile():
-                raise DataError(f"{archive} contains the link or device {member.name!r}: not extracted")
-        for member in members:
-            content = file.extractfile(member)
-            assert content is not None, "a regular file has content"
-            with content:
-                yield str(PurePosixPath(member.name)), content
-
-
-def _check_member_path(archive: Path, name: str) -> None:
-    """Raise a DataError if a member would be written outside of the target directory."""
-    path = PurePosixPath(name.replace("\\", "/"))
-    if path.is_absolute() or ".." in path.parts or ":" in name or not path.parts:
-        raise DataError(f"{archive} contains the path {name!r}, outside of its directory: not extracted")

@@ -1,0 +1,57 @@
+"""Files of data sets as they were published: names, mirrors and checksums, and the errors about them."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["ArchiveMember", "DataError", "MissingDataError", "RemoteFile", "checksum_matches"]
+
+
+class DataError(ValueError):
+    """A data file or directory is missing, unreadable, or has unexpected content."""
+
+
+class MissingDataError(DataError):
+    """A data file does not exist and was not or could not be downloaded."""
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A downloadable file of a data set.
+
+    Args:
+        name: file name on the official site.
+        checksum: published checksum, ``"md5:..."`` or ``"sha256:..."``; empty if none was published.
+        mirrors: URLs of directories that contain the file, in the order in which they are tried.
+        size: download size in bytes; 0 if unknown.
+        aliases: other names under which the file may be stored, for example decompressed.
+    """
+
+    name: str
+    checksum: str
+    mirrors: tuple[str, ...]
+    size: int = 0
+    aliases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ArchiveMember:
+    """A file that is distributed inside an archive.
+
+    Args:
+        name: path in the archive, such as ``cifar-10-batches-bin/test_batch.bin``.
+        archive: the archive that contains it.
+        checksum: published checksum of the member itself; empty if none was published.
+    """
+
+    name: str
+    archive: RemoteFile
+    checksum: str = ""
+
+
+def checksum_matches(path: Path, checksum: str) -> bool:
+    """Return whether a file has a checksum given as ``"md5:..."`` or ``"sha256:..."``."""
+    algorithm, _, expected = checksum.partition(":")
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False))
+    return digest.hexdigest() == expected
