@@ -16,6 +16,7 @@ EXTRAS = {
     "pooch": "data",
     "rich": "data",
     "scipy": "data",
+    "submitit": "cluster",
     "tensorboard": "tensorboard",
 }
 

@@ -28,7 +28,9 @@ __all__ = [
     "ensemble_keys",
     "make_plan",
     "missing_datasets",
+    "planned_keys",
     "record_keys",
+    "task_names",
 ]
 
 TIMED_STEPS = 2  # after one warm-up step
@@ -185,13 +187,9 @@ def make_plan(
             (default: at every scale except ``smoke``, at which no claim is judged).
         settings: fields of all runs that do not change their results, such as ``num_threads``.
     """
-    keys = record_keys(item.sources(rows, columns), seeds, store.scale)
-    if half_length if half_length is not None else store.scale != "smoke":
-        names = {key.name(store.scale) for key in keys}  # a companion may equal a run of the item
-        companions = record_keys(item.half_length_sources(rows, columns), seeds, store.scale)
-        keys += [key for key in companions if key.name(store.scale) not in names]
+    keys = planned_keys(item, store.scale, seeds, rows, columns, half_length)
     repeated = _keys_to_repeat(keys, store)
-    names = _run_names(item)
+    names = task_names(item, keys)
     tasks, counts = [], {Run: 0, Measurement: 0}
     for key in keys:
         index = counts[type(key.source)]
@@ -208,8 +206,31 @@ def make_plan(
             task = Task(key, TaskState.NEW, seconds=seconds)
         else:
             task = _run_task(key, store, timed, settings)
-        tasks.append(dataclasses.replace(task, name=_task_name(key, names)))
+        tasks.append(dataclasses.replace(task, name=names[key]))
     return TaskPlan(tuple(tasks))
+
+
+def planned_keys(
+    item: Item,
+    scale: Scale,
+    seeds: int,
+    rows: tuple[str, ...] = (),
+    columns: tuple[str, ...] = (),
+    half_length: bool | None = None,
+) -> list[RecordKey]:
+    """Return the records of the plan for an item, in the order of execution; arguments as for `make_plan`."""
+    keys = record_keys(item.sources(rows, columns), seeds, scale)
+    if half_length if half_length is not None else scale != "smoke":
+        names = {key.name(scale) for key in keys}  # a companion may equal a run of the item
+        companions = record_keys(item.half_length_sources(rows, columns), seeds, scale)
+        keys += [key for key in companions if key.name(scale) not in names]
+    return keys
+
+
+def task_names(item: Item, keys: list[RecordKey]) -> dict[RecordKey, str]:
+    """Return the display name of each of an item's records, such as ``"Baseline CNN; MNIST, seed 0"``."""
+    names = _run_names(item)
+    return {key: _task_name(key, names) for key in keys}
 
 
 def _run_names(item: Item) -> dict[Source, str]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcaps._core.files import write_atomic
+from torchcaps._core.files import reason_of, write_atomic
 from torchcaps._core.optional import import_optional
 from torchcaps.analysis import ANALYSES, Subject, run_analysis
 from torchcaps.data import Batch, Dataset, create_dataset
@@ -29,7 +29,15 @@ from torchcaps.training.logging import ConsoleLogger
 from torchcaps.training.run_dir import RunDirectory
 from torchcaps.training.setup import limit_images
 
-__all__ = ["MeasurementContext", "PlanProgress", "TaskOutcome", "TaskResult", "execute_plan", "first_of_each_class"]
+__all__ = [
+    "MeasurementContext",
+    "PlanProgress",
+    "TaskOutcome",
+    "TaskResult",
+    "execute_plan",
+    "execute_task",
+    "first_of_each_class",
+]
 
 STATUS_INTERVAL_S = 60.0  # between two status lines if the output is not a terminal
 
@@ -104,14 +112,17 @@ class TaskOutcome(enum.Enum):
     TRAINED = "trained"
     MEASURED = "measured"
     DIVERGED = "diverged"
-    LOCKED = "locked"  # another process trains this run
+    LOCKED = "locked"  # another process executes it
     DEPENDENCY_PENDING = "dependency_pending"
     DEPENDENCY_DIVERGED = "dependency_diverged"
+    STOPPED = "stopped"  # by a signal; resumes from its checkpoint
+    FAILED = "failed"  # an error in its job
 
     @property
     def unfinished(self) -> bool:
         """Whether the same command has to be run again later."""
-        return self in (TaskOutcome.LOCKED, TaskOutcome.DEPENDENCY_PENDING)
+        pending = (TaskOutcome.LOCKED, TaskOutcome.DEPENDENCY_PENDING, TaskOutcome.STOPPED, TaskOutcome.FAILED)
+        return self in pending
 
 
 @dataclass(frozen=True)
@@ -122,7 +133,7 @@ class TaskResult:
         outcome: how it ended.
         seconds: duration of the training run or measurement.
         accuracy: test accuracy of a run, 0 to 1.
-        detail: name of the record it depends on, or the reason of a divergence or lock.
+        detail: name of the record it depends on, or the reason of a divergence, lock, stop or failure.
     """
 
     outcome: TaskOutcome
@@ -139,10 +150,12 @@ class TaskResult:
         if self.outcome is TaskOutcome.DIVERGED:
             return f"diverged: {self.detail}"
         if self.outcome is TaskOutcome.LOCKED:
-            return f"skipped, another process trains it ({self.detail}): run this command again when it has finished"
+            return f"skipped, another process executes it ({self.detail}): run this command again when it has finished"
         if self.outcome is TaskOutcome.DEPENDENCY_PENDING:
             return f"skipped, {self.detail} has not finished: run this command again when it has"
-        return f"not possible: {self.detail} diverged"
+        if self.outcome is TaskOutcome.DEPENDENCY_DIVERGED:
+            return f"not possible: {self.detail} diverged"
+        return f"{self.outcome.value}: {self.detail}"
 
 
 class PlanProgress(ConsoleLogger):
@@ -242,12 +255,33 @@ def execute_plan(
     with progress.open():
         for index, task in enumerate(tasks, start=1):
             progress.begin(index, len(tasks), task)
-            execute = _train if isinstance(task.key.source, Run) else _measure
-            result = execute(task.key, store, progress, settings)
+            result = execute_task(task.key, store, progress, settings)
             if result.outcome.unfinished:
                 unfinished.append((task, result))
             progress.end(result)
     return unfinished
+
+
+def execute_task(key: RecordKey, store: RecordStore, progress: PlanProgress, settings: dict[str, Any]) -> TaskResult:
+    """Train a run or execute a measurement, and write its record.
+
+    Args:
+        key: the record.
+        store: where the record is written.
+        progress: shows the progress.
+        settings: fields of the run that do not change its result, such as ``num_threads``.
+    """
+    if isinstance(key.source, Run):
+        return _train(key, store, progress, settings)
+    with RunDirectory(store.work_directory(key)) as directory:
+        try:
+            directory.path.mkdir(parents=True, exist_ok=True)
+            directory.lock()
+        except OSError as error:
+            raise RunError(f"{directory.path} can't be created: {reason_of(error)}") from error
+        except RunInUseError as error:
+            return TaskResult(TaskOutcome.LOCKED, detail=str(error))
+        return _measure(key, store, progress, settings)
 
 
 def _train(key: RecordKey, store: RecordStore, progress: PlanProgress, settings: dict[str, Any]) -> TaskResult:

@@ -33,6 +33,7 @@ __all__ = [
     "load_optimizer_state",
     "optimizer_state",
     "read_checkpoint",
+    "read_checkpoint_state",
     "restore_training",
     "write_checkpoint",
 ]
@@ -189,6 +190,19 @@ def read_checkpoint(path: Path, device: torch.device | str = "cpu") -> Checkpoin
     if _checksum(tensors, header["state"]) != header.get("checksum"):
         raise CheckpointError(f"{path} is damaged: its content does not match its checksum")
     return Checkpoint({name: tensor.to(device) for name, tensor in tensors.items()}, state)
+
+
+def read_checkpoint_state(path: Path) -> dict[str, Any] | None:
+    """Return the JSON-compatible state of a checkpoint without reading its tensors; ``None`` if it has none.
+
+    For displaying the progress of a run: the checksum is not verified.
+    """
+    safetensors = import_optional("safetensors", "a checkpoint")
+    try:
+        with safetensors.safe_open(path, "pt", device="cpu") as file:
+            return json.loads((file.metadata() or {})["state"])
+    except (OSError, safetensors.SafetensorError, KeyError, ValueError):
+        return None
 
 
 def check_same_run(checkpoint: Checkpoint, spec: RunSpec) -> None:

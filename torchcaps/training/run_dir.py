@@ -117,6 +117,19 @@ class RunDirectory:
         self._lock = lock
         _LOCKED.add(self)
 
+    def is_locked(self) -> bool:
+        """Return whether a process has locked the directory; the lock of a dead process does not count."""
+        if fcntl is None:
+            return False
+        try:
+            with (self.path / "lock").open() as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:  # it does not exist
+            return False
+        return False
+
     def release(self) -> None:
         """Release the lock, if this process has it."""
         if self._lock is not None:
