@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from torchcaps.data.registry import find_spec
 from torchcaps.papers import find_paper
 from torchcaps.reproduce.scales import run_spec
 from torchcaps.routing import EM, Dynamic, InvertedAttention, Quadratic
@@ -59,6 +60,26 @@ def test_yang2021_table_2(row: str, routing: Any, decoder: bool) -> None:
     for column, data in (("MNIST", "mnist"), ("Fashion-MNIST", "fashion-mnist")):
         run = declared_run("yang2021", "table2", row, column)
         assert (run["routing"], run["decoder"], run["data"]) == (routing, decoder, data)
+
+
+def test_yang2021_recall_per_class_and_ascent() -> None:
+    """The ascent follows the schedule everywhere but in the columns that show the effect of a constant one."""
+    fashion = source_of("yang2021", "table2", "L1", "Fashion-MNIST")
+    classes = find_spec("fashion-mnist").classes
+    (row,) = (row for row in find_paper("yang2021").item("recall").rows if row.label == "L1")
+    cells = {cell.metric: (name, cell.source) for name, cell in row.cells.items()}
+    assert {metric: source for metric, (_, source) in cells.items()} == {f"recall {i}": fashion for i in range(10)}
+    assert [cells[f"recall {i}"][0] for i in range(10)] == [name.removesuffix("/top") for name in classes]
+    for column, ascent_lr in (("following", "scheduled"), ("constant", "constant")):
+        recipe = run_spec(source_of("yang2021", "rates", "L1", column), "cpu").recipe
+        assert (recipe.ascents, recipe.descents, recipe.ascent_lr) == (1, 1, ascent_lr)
+    assert source_of("yang2021", "rates", "L1", "following") == fashion
+
+
+def test_yang2021_at_scale_long_trains_on_all_images() -> None:
+    for column, epochs in (("MNIST", 10), ("Fashion-MNIST", 20), ("CIFAR-10", 20)):
+        spec = run_spec(source_of("yang2021", "table2", "L1/FC", column), "long")
+        assert (spec.max_train_images, spec.max_test_images, spec.recipe.epochs) == (None, None, epochs), column
 
 
 def test_choi2019_augmentation_and_depth() -> None:

@@ -39,6 +39,9 @@ def test_coefficients_are_counted_by_sign_and_magnitude() -> None:
     assert results["negative"] == pytest.approx(30, rel=CLOSE)
     assert results["near_zero"] == pytest.approx(30, rel=CLOSE)
     assert results["mean"] == pytest.approx(0.099, rel=CLOSE)
+    squares, root = 16 + 0.005**2 + 2 * 0.25 + 3 + 1.995**2, values.numel() ** 0.5
+    ratio = 10 / (10 * squares) ** 0.5 * root  # |x|_1 / |x|_2
+    assert results["sparsity"] == pytest.approx((root - ratio) / (root - 1), rel=CLOSE)
     assert results["largest"] == 4
 
 
@@ -74,6 +77,8 @@ def test_early_training_error_and_negative_coefficients(monkeypatch: pytest.Monk
         windows = [50 * (fractions[k] + fractions[k + 1]) for k in range(0, 16, 2)]
         assert results[f"{name} error"].tolist() == pytest.approx(windows, rel=CLOSE)
         assert results[f"{name} first_quarter_error"] == pytest.approx((windows[0] + windows[1]) / 2, rel=CLOSE)
+        assert results[f"{name} mean_error"] == pytest.approx(sum(windows) / 8, rel=CLOSE)
+        assert results[f"{name} last_error"] == pytest.approx(windows[-1], rel=CLOSE)
         assert len(set(windows)) > 2
     size = 10 * 144  # coefficients: ten classes, 4 types at 6x6 positions
     turned = [100 * (size * steps // 100) / size for steps in (2, 4, 6, 8, 10, 12, 14, 16)]

@@ -1,4 +1,6 @@
-"""Measurements of the trained coefficients of quadratic-program routing (Yang 2021): signs, and magnitude per class."""
+"""Measurements of the trained coefficients of quadratic-program routing (Yang 2021): signs, sparsity, and magnitude
+per class.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +17,13 @@ from torchcaps.reproduce.statistics import Results
 from torchcaps.routing import Quadratic
 from torchcaps.training import TrainedRun
 
-__all__ = ["draw_class_coefficients", "measure_class_coefficients", "measure_coefficient_signs", "routing_coefficients"]
+__all__ = [
+    "draw_class_coefficients",
+    "hoyer_sparsity",
+    "measure_class_coefficients",
+    "measure_coefficient_signs",
+    "routing_coefficients",
+]
 
 NEAR_ZERO = 0.01  # relative to the mean magnitude
 
@@ -35,15 +43,29 @@ def routing_coefficients(net: TrainedRun) -> Tensor:
 
 
 def measure_coefficient_signs(context: MeasurementContext, net: TrainedRun) -> dict[str, Any]:
-    """Measure the percentage of routing coefficients that are negative, and that are near zero."""
+    """Measure the percentage of routing coefficients that are negative, and near zero, and their sparsity."""
     values = routing_coefficients(net)
     magnitude = values.abs().mean()
     return {
         "negative": 100 * float((values < 0).float().mean()),
         "near_zero": 100 * float((values.abs() < NEAR_ZERO * magnitude).float().mean()),
+        "sparsity": hoyer_sparsity(values),
         "mean": float(values.mean()),
         "largest": float(values.abs().max()),
     }
+
+
+def hoyer_sparsity(values: Tensor) -> float:
+    """Return Hoyer's sparsity ``(sqrt(n) - |x|_1 / |x|_2) / (sqrt(n) - 1)`` of ``n`` numbers.
+
+    It is 0 if all have the same magnitude and 1 if a single one is not zero.
+
+    >>> hoyer_sparsity(torch.tensor([0.0, -3.0, 0.0])), hoyer_sparsity(torch.tensor([2.0, -2.0]))
+    (1.0, 0.0)
+    """
+    flat = values.double().flatten()
+    root = len(flat) ** 0.5
+    return round(float((root - flat.abs().sum() / flat.norm()) / (root - 1)), 12)
 
 
 def measure_class_coefficients(

@@ -104,6 +104,7 @@ def measure_early_training(
         quarter = max(1, len(errors) // 4)
         numbers[f"{label} error"], numbers[f"{label} negative"] = torch.tensor(errors), torch.tensor(negative)
         numbers[f"{label} first_quarter_error"] = sum(errors[:quarter]) / quarter
+        numbers[f"{label} mean_error"], numbers[f"{label} last_error"] = sum(errors) / len(errors), errors[-1]
         numbers[f"{label} last_negative"] = negative[-1]
     checkpoint.remove()
     return numbers
