@@ -1,5 +1,7 @@
 """Training of the models: gradients, decreasing loss, overfitting of eight images, initial lengths."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -11,13 +13,14 @@ from torchcaps import create_model
 from torchcaps._core.labels import split_labels
 from torchcaps.models import Network
 from torchcaps.models.registry import MODELS
-from torchcaps.routing import Dynamic, Quadratic
+from torchcaps.routing import EM, Dynamic, InvertedAttention, Quadratic, Routing
 
 FULL_SIZE_CASES = [(name, preset) for name in CAPSULE_MODELS for preset in MODELS.get(name).spec.presets]
 
 
-def spec_and_preset(case: tuple[str, str]) -> tuple[str, str]:
-    return type(MODELS.get(case[0]).spec).__name__, case[1]
+def head_and_preset(case: tuple[str, str]) -> tuple[str, str, str, str]:
+    spec: Any = MODELS.get(case[0]).spec
+    return type(spec).__name__, type(spec.effective_routing).__name__, spec.head, case[1]
 
 
 def all_correct(model: Network, images: Tensor, labels: Tensor) -> bool:
@@ -78,22 +81,65 @@ def test_models_overfit_eight_images(name: str) -> None:
     pytest.fail(f"{name} does not classify 8 images correctly after 150 steps")
 
 
-@pytest.mark.parametrize(("name", "preset"), covering_sample(FULL_SIZE_CASES, 20, [spec_and_preset]))
+@pytest.mark.parametrize(("name", "preset"), covering_sample(FULL_SIZE_CASES, 20, [head_and_preset]))
 def test_initial_class_capsules_are_not_saturated(name: str, preset: str) -> None:
-    """At full width and in training mode: squashed lengths have no slope at 0 and 1, so they start in between."""
+    """At full width and in training mode: squashed lengths have no slope at 0 and 1, so they start in between.
+
+    The logits of a linear head neither start equal, since gradients would vanish, nor decided.
+    """
     torch.manual_seed(0)
     model = create_model(name, preset=preset)
     with torch.no_grad():
         output = model(batch(model, 2)[0])
     head, routing = model.spec.head, model.spec.effective_routing  # type: ignore[attr-defined]
+    scores = output.scores
     if isinstance(routing, Dynamic | Quadratic):
         assert 0.02 < float(output.capsules.length().mean()) < 0.5, preset
-    elif head == "linear":
-        assert 0.05 < float(output.scores.std()) < 3, preset  # logits neither equal nor decided
+    if head == "linear":
+        assert 0.05 < float(scores.std()) < 3, preset
     elif head == "activation":
-        assert 0.05 < float(output.scores.mean()) < 0.99, preset
-    else:  # exp_squash and tanh have a slope of 1 at 0
-        assert 0.001 < float(output.scores.mean()) < 0.5, preset
+        assert 0.05 < float(scores.mean()) < 0.99, preset
+    elif head == "normalized":  # exp_squash and tanh have a slope of 1 at 0
+        assert 0.001 < float(scores.mean()) < 0.5, preset
+
+
+def initial_logit_spread(**changes: Any) -> float:
+    """Return the standard deviation of the initial logits of a network with dynamic routing."""
+    torch.manual_seed(0)
+    model = create_model("tsai2020_diverse_dynamic", width=64, types=4, dim=16, **changes)
+    with torch.no_grad():
+        return float(model(batch(model, 8)[0]).scores.std())
+
+
+def test_a_linear_head_on_squashed_capsules_starts_with_equal_logits() -> None:
+    """The reason why dynamic routing is trained with lengths and the margin loss; the linear head is a control."""
+    assert initial_logit_spread(classifier="linear", routing=InvertedAttention(2)) > 0.05
+    assert initial_logit_spread(classifier="linear") < 0.02
+
+
+@pytest.mark.parametrize(
+    ("classifier", "routing", "head", "loss"),
+    [
+        ("auto", Dynamic(2), "length", "margin"),
+        ("auto", InvertedAttention(2), "linear", "binary"),
+        ("auto", EM(2), "activation", "margin"),
+        ("linear", Dynamic(2), "linear", "binary"),
+        ("sigmoid", InvertedAttention(2), "sigmoid", "margin"),
+    ],
+)
+def test_classifier_of_overlapping_digits(classifier: str, routing: Routing, head: str, loss: str) -> None:
+    model = narrow("tsai2020_diverse_matrix", routing=routing, classifier=classifier)
+    images, labels, _ = batch(model, 4)
+    output = model(images)
+    model.loss()(output, labels).backward()
+    assert (model.spec.head, model.recipe.loss.name) == (head, loss)  # type: ignore[attr-defined]
+    assert {name for name, parameter in model.named_parameters() if parameter.grad is None} == set()
+    if head == "linear":
+        assert_equal(output.scores, model.head.linear(output.capsules.pose).squeeze(-1))
+    elif head == "sigmoid":
+        assert_equal(output.scores, model.head.linear(output.capsules.pose).squeeze(-1).sigmoid())
+    elif head == "length":
+        assert_equal(output.scores, output.capsules.length())
 
 
 def test_ascent_changes_only_the_coefficients() -> None:

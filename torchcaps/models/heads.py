@@ -10,15 +10,15 @@ from torchcaps.routing.base import Trace
 
 __all__ = ["ActivationHead", "HeadName", "LengthHead", "Output", "SharedClassifier", "build_head", "default_head"]
 
-HeadName = Literal["length", "normalized", "activation", "linear"]
+HeadName = Literal["length", "normalized", "activation", "linear", "sigmoid"]
 
 
 class Output(NamedTuple):
     """Output of a model for a batch of images.
 
     Shapes:
-        scores: ``[B, classes]``: lengths, normalised lengths, activations or logits, depending on the head. The
-            predicted classes are those of `Network.predict`.
+        scores: ``[B, classes]``: lengths, normalised lengths, activations, logits or their sigmoids, depending on the
+            head. The predicted classes are those of `Network.predict`.
         capsules: class capsules ``[B, classes, D]``; ``None`` for a network without capsules.
         reconstruction: ``[B, C, H, W]``, or ``[B, objects, C, H, W]`` for images with several objects; ``None``
             without a decoder.
@@ -75,19 +75,29 @@ class SharedClassifier(nn.Module):
     It has ``D + 1`` parameters for any number of classes. If the capsules have activations (ablation C), each pose is
     multiplied by its activation first.
 
+    Args:
+        dim: pose size.
+        sigmoid: apply a sigmoid to the logits, for losses of scores in 0..1: margin and spread loss.
+
     Shapes:
         capsules ``[B, J, D] -> [B, J]``
     """
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, dim: int, sigmoid: bool = False) -> None:
         super().__init__()
         self.linear = nn.Linear(dim, 1)
+        self.sigmoid = sigmoid
+
+    def extra_repr(self) -> str:
+        """Return the constructor argument that the linear layer does not show."""
+        return f"sigmoid={self.sigmoid}"
 
     def forward(self, capsules: Capsules) -> Tensor:
-        """Return the logits."""
+        """Return the logits, or their sigmoids."""
         pose = capsules.pose if capsules.activation is None else capsules.pose * capsules.activation.unsqueeze(-1)
         # squeeze(-1) and not squeeze(), which would also drop the batch axis of a single image
-        return self.linear(pose).squeeze(-1)
+        logits = self.linear(pose).squeeze(-1)
+        return logits.sigmoid() if self.sigmoid else logits
 
 
 def default_head(routing: Routing) -> HeadName:
@@ -97,6 +107,6 @@ def default_head(routing: Routing) -> HeadName:
 
 def build_head(name: HeadName, dim: int) -> nn.Module:
     """Build a head for class capsules of pose size ``dim``."""
-    if name == "linear":
-        return SharedClassifier(dim)
+    if name in ("linear", "sigmoid"):
+        return SharedClassifier(dim, sigmoid=name == "sigmoid")
     return ActivationHead() if name == "activation" else LengthHead(normalized=name == "normalized")
