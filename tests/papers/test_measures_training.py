@@ -15,7 +15,7 @@ from tests.tolerances import SAME
 from torchcaps.data import ImageSet
 from torchcaps.models import Network
 from torchcaps.papers.measures.coefficients import measure_coefficient_signs
-from torchcaps.papers.measures.training import measure_early_training, measure_ensemble
+from torchcaps.papers.measures.training import measure_early_training, measure_ensemble, measure_spread
 from torchcaps.reproduce.runner import MeasurementContext
 from torchcaps.routing import Quadratic
 
@@ -114,3 +114,10 @@ def test_an_ensemble_sums_the_scores_of_its_members() -> None:
     assert results["error"] == pytest.approx(40, rel=CLOSE)
     assert (results["members"], results["accuracy_images"], results["error_images"]) == (3, 5, 5)
     assert measure_ensemble(context, nets[:2], "mnist", n_images=4)["accuracy"] == 0
+
+
+def test_spread_over_seeds() -> None:
+    records = [{"results": {"accuracy": accuracy}} for accuracy in (0.40, 0.43, 0.46)]
+    results = measure_spread(MeasurementContext("smoke", 0, Path("none")), records)
+    expected = {"std": 3, "range": 6, "mean": 43, "members": 3}
+    assert results == pytest.approx(expected, rel=CLOSE)

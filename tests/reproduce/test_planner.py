@@ -1,5 +1,6 @@
 """Plans: which records an item needs, their state, and shards."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -134,3 +135,25 @@ def test_a_measurement_is_repeated_if_a_dependent_one_needs_its_missing_output_f
     assert task_states(item, smoke_store(tmp_path)) == expected
     reproduce_item(item, smoke_store(tmp_path))
     assert task_states(item, smoke_store(tmp_path)) == done
+
+
+def count_records(context: Any, records: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"seeds": [record["seed"] for record in records], "n": len(records)}
+
+
+def test_a_measurement_of_records_needs_no_weights(tmp_path: Path) -> None:
+    run = Run("capsnet_small")
+    measurement = Measurement("m", count_records, {"records": run}, ensemble_size=2, from_records=True)
+    rows = (TableRow("a", {"x": Cell(None, measurement, "n")}),)
+    item = Item("one", "One", "One measurement.", {"x": "records"}, rows)
+    runs = {"capsnet_small for m, seed 0": TaskState.DONE, "capsnet_small for m, seed 1": TaskState.DONE}
+    store = smoke_store(tmp_path)
+    reproduce_item(item, store)
+    record = store.read(RecordKey(measurement, 0))
+    assert record is not None
+    assert record["results"] == {"seeds": [0, 1], "n": 2}
+    store.path(RecordKey(measurement, 0)).unlink()
+    shutil.rmtree(store.work)
+    assert task_states(item, smoke_store(tmp_path)) == {**runs, "m, seed 0": TaskState.NEW}
+    reproduce_item(item, smoke_store(tmp_path))
+    assert task_states(item, smoke_store(tmp_path)) == {**runs, "m, seed 0": TaskState.DONE}

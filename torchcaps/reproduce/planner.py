@@ -273,7 +273,7 @@ def _keys_to_repeat(keys: list[RecordKey], store: RecordStore) -> set[RecordKey]
             file = dependency.output_file
             if file and not (store.work_directory(other) / file).exists():
                 repeated.add(other)
-        for run in key.source.runs.values():
+        for run in () if key.source.from_records else key.source.runs.values():
             for member in ensemble_keys(key.source, run, key.seed, store.scale):
                 if not store.has_diverged(member) and not store.run_directory(member).results.exists():
                     repeated.add(member)

@@ -331,10 +331,17 @@ def _measure(key: RecordKey, store: RecordStore, progress: PlanProgress, setting
     for name, run in measurement.runs.items():
         members = ensemble_keys(measurement, run, key.seed, store.scale)
         for member in members:
-            if not store.run_directory(member).results.exists():
-                diverged = store.has_diverged(member)
+            diverged = store.has_diverged(member)
+            finished = store.run_directory(member).results.exists()
+            if measurement.from_records:
+                finished = store.read(member) is not None and not diverged
+            if not finished:
                 outcome = TaskOutcome.DEPENDENCY_DIVERGED if diverged else TaskOutcome.DEPENDENCY_PENDING
                 return TaskResult(outcome, detail=f"the run {member.name(store.scale)}")
+        if measurement.from_records:
+            records = [store.read(member) for member in members]
+            runs[name] = records[0] if measurement.ensemble_size == 1 else records
+            continue
         for member in members:
             _check_settings(store.run_directory(member), run_spec(run, store.scale, member.seed, **settings))
         networks = [load_run(store.run_directory(member).path) for member in members]

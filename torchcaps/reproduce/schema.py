@@ -79,6 +79,8 @@ class Measurement:
             `torchcaps.reproduce.runner.MeasurementContext`.
         runs: the trained networks that it needs, by argument name.
         ensemble_size: number of networks per run, with consecutive seeds (two at the scale ``smoke``).
+        from_records: pass the records of the runs to the function instead of the trained networks, so that their
+            weights are not needed.
         options: keyword arguments of the function at the scale ``full``.
         cpu, long, smoke: overrides of ``options`` at these scales; those of ``long`` are applied on top of ``cpu``.
         depends_on: measurements whose results it reads, by name.
@@ -93,6 +95,7 @@ class Measurement:
     function: Callable[..., dict[str, Any]]
     runs: Mapping[str, Run] = field(default_factory=dict, hash=False)
     ensemble_size: int = 1
+    from_records: bool = False
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     cpu: Mapping[str, Any] = field(default_factory=dict, hash=False)
     long: Mapping[str, Any] = field(default_factory=dict, hash=False)

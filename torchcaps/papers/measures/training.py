@@ -1,5 +1,6 @@
 """Measurements of training: ensembles, the first steps of training, learning curves."""
 
+import statistics
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,14 @@ from torchcaps.routing import Dynamic, Quadratic, Routing
 from torchcaps.training import TrainedRun
 from torchcaps.training.inference import evaluate_runs as evaluate_ensemble
 
-__all__ = ["curves", "draw_curves", "draw_early_training", "measure_early_training", "measure_ensemble"]
+__all__ = [
+    "curves",
+    "draw_curves",
+    "draw_early_training",
+    "measure_early_training",
+    "measure_ensemble",
+    "measure_spread",
+]
 
 ROUTING_NAMES = {"dynamic": "dynamic", "l2": "quadratic, L2", "l1": "quadratic, L1"}
 
@@ -35,6 +43,17 @@ def measure_ensemble(
         "accuracy_images": result.n,
         "error_images": result.n,
         "members": len(nets),
+    }
+
+
+def measure_spread(context: MeasurementContext, records: list[dict[str, Any]]) -> dict[str, Any]:
+    """Measure how much the test accuracy of equal runs with different seeds varies, in points."""
+    accuracies = [100 * record["results"]["accuracy"] for record in records]
+    return {
+        "std": statistics.stdev(accuracies),
+        "range": max(accuracies) - min(accuracies),
+        "mean": statistics.fmean(accuracies),
+        "members": len(accuracies),
     }
 
 
