@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from torchcaps.data.registry import find_spec
-from torchcaps.papers import find_paper
+from torchcaps.papers import find_paper, list_papers
 from torchcaps.reproduce.scales import run_spec
+from torchcaps.reproduce.schema import Run
 from torchcaps.routing import EM, Dynamic, InvertedAttention, Quadratic
 from torchcaps.training.setup import build_network
 
@@ -109,6 +110,72 @@ def test_tsai2020_ablations() -> None:
     assert a["routing"] == InvertedAttention(2, normalize=False)
     assert (b["routing"], b["schedule"]) == (InvertedAttention(2), "sequential")
     assert c["routing"] == InvertedAttention(2, activations=True)
+    labels = [row.label for row in find_paper("tsai2020").item("ablations").rows]
+    for ablation, first in (("the paper's", 1), ("A", 1), ("B", 2), ("C", 1)):  # B equals the paper's with one
+        counts = [int(label.split(", ")[-1].split()[0]) for label in labels if label.startswith(ablation)]
+        assert counts == list(range(first, 6)), ablation
+
+
+@pytest.mark.parametrize(("scale", "width", "features"), [("cpu", 64, 160), ("long", 64, 160), ("full", 1024, 640)])
+def test_tsai2020_networks_for_overlapping_digits_have_equal_neurons_per_layer(
+    scale: Any, width: int, features: int
+) -> None:
+    """All but the large matrix network, which has as many parameters as the one with vectors."""
+    sizes = {}
+    for row in find_paper("tsai2020").item("fig5").rows:
+        for column in ("SGD", "Adam"):
+            spec = run_spec(row.cells[column].source, scale)  # type: ignore[arg-type]
+            with torch.device("meta"):
+                model = build_network(spec)
+            sizes[row.label] = model.n_parameters
+            assert spec.recipe.optimizer.name == column.lower()
+            assert spec.recipe.optimizer.lr == {"SGD": 0.1, "Adam": 0.001}[column]
+            neurons = [module.out_channels for module in model.modules() if isinstance(module, torch.nn.Conv2d)]
+            options: Any = model.spec
+            if row.label.startswith("CNN"):
+                assert (set(neurons[:3]), options.features) == ({width}, features), row.label
+            elif "42M" not in row.label:
+                assert neurons == [width, options.types * options.dim] == [width, width], row.label
+                assert options.classes * options.dim == features, row.label
+    vectors = sizes["CapsNet, vectors"]
+    for label in ("CapsNet, matrices, 42M", "CNN, fully connected", "CapsNet, dynamic routing, vectors"):
+        assert abs(sizes[label] / vectors - 1) < 0.022, (label, sizes[label], vectors)
+    assert scale == "full" or sizes["CapsNet, matrices, 42M"] == vectors
+
+
+def test_tsai2020_dynamic_routing_for_overlapping_digits() -> None:
+    """Lengths with the margin loss; the linear head with the binary cross-entropy is a control."""
+    for row, head, loss in (
+        ("CapsNet, dynamic routing, vectors", "length", "margin"),
+        ("CapsNet, dynamic routing, vectors, linear head", "linear", "binary"),
+    ):
+        for column in ("SGD", "Adam"):
+            spec = run_spec(source_of("tsai2020", "fig5", row, column), "cpu")
+            found = spec.model_spec().head, spec.recipe.loss.name  # type: ignore[attr-defined]
+            assert found == (head, loss), (row, column)
+
+
+def narrow_linear_heads() -> dict[str, Any]:
+    """Return the specifications of the narrow networks with a linear head, without the control."""
+    runs = {s for p in list_papers() for item in p.items for s in item.sources() if isinstance(s, Run)}
+    specs = [run_spec(run, "cpu") for run in sorted(runs, key=repr) if "classifier" not in run.changes]
+    return {
+        repr(spec.model_spec()): spec.model_spec()
+        for spec in specs
+        if getattr(spec.model_spec(), "head", "") == "linear"
+    }
+
+
+def test_initial_logits_of_narrow_networks_differ() -> None:
+    """With equal initial logits, gradients vanish and a network does not learn in the time of the scale cpu."""
+    heads = narrow_linear_heads()
+    assert {type(spec).__name__ for spec in heads.values()} >= {"Tsai2020", "Tsai2020Diverse"}
+    spreads = {}
+    for name, spec in heads.items():
+        torch.manual_seed(0)
+        with torch.no_grad():
+            spreads[name] = float(spec.build()(torch.rand(2, *spec.image)).scores.std())
+    assert {name: spread for name, spread in spreads.items() if not 0.02 < spread < 3} == {}
 
 
 def test_chen2019_models() -> None:
