@@ -116,6 +116,19 @@ def test_tsai2020_ablations() -> None:
         assert counts == list(range(first, 6)), ablation
 
 
+def test_tsai2020_initial_poses_and_losses() -> None:
+    for row, initial in (("zero", "zero"), ("random, fixed", "random"), ("learned", "learned")):
+        run = declared_run("tsai2020", "initial", row, "CIFAR-10")
+        assert run["routing"] == InvertedAttention(2, initial=initial), row  # type: ignore[arg-type]
+    for row, head, loss in (
+        ("cross-entropy", "linear", "cross_entropy"),
+        ("margin loss", "sigmoid", "margin"),
+        ("spread loss", "sigmoid", "spread"),
+    ):
+        spec = run_spec(source_of("tsai2020", "losses", row, "CIFAR-10"), "cpu")
+        assert (spec.model_spec().head, spec.recipe.loss.name) == (head, loss), row  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize(("scale", "width", "features"), [("cpu", 64, 160), ("long", 64, 160), ("full", 1024, 640)])
 def test_tsai2020_networks_for_overlapping_digits_have_equal_neurons_per_layer(
     scale: Any, width: int, features: int

@@ -7,7 +7,7 @@ item with ``torchcaps reproduce tsai2020 fig4 --scale cpu``.
 from torchcaps.papers import PAPERS
 from torchcaps.papers.tsai2020.cifar import COST, FIG_4, TABLE_1
 from torchcaps.papers.tsai2020.diverse import FIG_5
-from torchcaps.papers.tsai2020.variants import ABLATIONS
+from torchcaps.papers.tsai2020.variants import ABLATIONS, INITIAL_POSES, LOSSES, VARIANCE
 from torchcaps.reproduce.schema import Paper
 
 __all__ = ["PAPER"]
@@ -33,6 +33,6 @@ PAPER = Paper(
         "Agreements are divided by the root of D, as in the authors' code but not in the paper's equation.",
         "Windows are unfolded in the correct order; the code released first scrambles them.",
     ),
-    items=(TABLE_1, FIG_4, ABLATIONS, COST, FIG_5),
+    items=(TABLE_1, FIG_4, ABLATIONS, INITIAL_POSES, LOSSES, VARIANCE, COST, FIG_5),
 )
 PAPERS.register(PAPER.name, PAPER)
