@@ -12,7 +12,13 @@ def test_installed_module_is_imported() -> None:
 
 @pytest.mark.parametrize(
     ("module", "extra"),
-    [("rich.progress", "data"), ("tensorboard", "tensorboard"), ("lightning.fabric", "train"), ("unknown", "train")],
+    [
+        ("rich.progress", "data"),
+        ("tensorboard", "tensorboard"),
+        ("submitit", "cluster"),
+        ("lightning.fabric", "train"),
+        ("unknown", "train"),
+    ],
 )
 def test_missing_package_names_its_extra(module: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
     package = module.partition(".")[0]

@@ -9,7 +9,14 @@ import pytest
 from tests.reproduce.items import reproduce_item, smoke_store
 from torchcaps.cli.main import main
 from torchcaps.reproduce.schema import Cell, Item, Measurement, Run, TableRow
-from torchcaps.reproduce.status import FailureNote, RecordState, RunProgress, record_status, run_progress
+from torchcaps.reproduce.status import (
+    MAX_CHECKPOINT_AGE_S,
+    FailureNote,
+    RecordState,
+    RunProgress,
+    record_status,
+    run_progress,
+)
 from torchcaps.reproduce.store import RecordKey, RecordStore
 from torchcaps.training.run_dir import RunDirectory
 
@@ -87,6 +94,8 @@ def test_time_left_counts_from_the_checkpoint() -> None:
     progress = RunProgress(step=100, total=400, seconds=50.0, saved_at=1_000.0)
     times = [1_000.0, 1_100.0, 2_000.0]
     assert [progress.seconds_left(now) for now in times] == [150.0, 50.0, 0.0]
+    suspended = RunProgress(step=100, total=2_100, seconds=50.0, saved_at=0.0)
+    assert suspended.seconds_left(now=10_000.0) == 1_000.0 - MAX_CHECKPOINT_AGE_S
     assert RunProgress(0, 400, 0.0, 0.0).seconds_left(1.0) is None
 
 

@@ -22,7 +22,8 @@ from torchcaps.papers import find_item, find_paper
 from torchcaps.papers.queue import QUEUE
 from torchcaps.reproduce.planner import planned_keys, task_names
 from torchcaps.reproduce.scales import DEFAULT_SEEDS, Scale
-from torchcaps.reproduce.status import RecordState, RecordStatus, record_status
+from torchcaps.reproduce.schema import Run
+from torchcaps.reproduce.status import MAX_CHECKPOINT_AGE_S, RecordState, RecordStatus, record_status
 from torchcaps.reproduce.store import RecordStore
 
 __all__ = ["queue_command", "status_command"]
@@ -188,7 +189,10 @@ def _describe_progress(record: RecordStatus) -> str:
         if left is not None:
             end = time.strftime("%a %H:%M", time.localtime(time.time() + left))
             parts.append(f"{_duration(left)} left, until {end}")
-        elif record.progress is None:
+            age = time.time() - record.progress.saved_at if record.progress is not None else 0.0
+            if age > MAX_CHECKPOINT_AGE_S:
+                parts.append(f"last checkpoint {_duration(age)} ago")
+        elif record.progress is None and isinstance(record.key.source, Run):
             parts.append("no checkpoint yet")
     if record.state is RecordState.WAITING and record.progress is not None:
         parts.append("stopped, will resume")

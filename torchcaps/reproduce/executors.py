@@ -19,7 +19,7 @@ from torchcaps.reproduce.scales import Scale
 from torchcaps.reproduce.store import RecordKey, RecordStore
 from torchcaps.training.errors import RunError, RunInterrupted
 
-__all__ = ["EXECUTORS", "ExecutorName", "JobOptions", "RecordJob", "create_executor"]
+__all__ = ["EXECUTORS", "ExecutorName", "JobOptions", "RecordJob", "create_executor", "prepare_process"]
 
 ExecutorName = Literal["local", "slurm"]
 EXECUTORS: tuple[ExecutorName, ...] = ("local", "slurm")
@@ -103,13 +103,7 @@ class RecordJob:
 
     def __call__(self) -> TaskResult:
         """Execute the task; an error is printed to the log and returned as `TaskOutcome.FAILED`."""
-        signal.signal(signal.SIGTERM, _raise_interrupted)  # submitit ignores it; training handles it itself
-        if hasattr(os, "setpgrp"):
-            os.setpgrp()  # Ctrl-C stops the submitting process only, which then stops its jobs
-        if self.nice:
-            os.nice(self.nice)
-        if self.settings.get("num_threads"):
-            torch.set_num_threads(self.settings["num_threads"])
+        prepare_process(self.nice, self.settings.get("num_threads"))
         store = RecordStore(self.scale, self.results, self.work)
         task = Task(self.key, TaskState.NEW, name=self.name)
         progress = PlanProgress(TaskPlan((task,)), False, lambda line: print(line, flush=True))
@@ -131,6 +125,17 @@ class RecordJob:
     def checkpoint(self) -> Any:
         """Return the submission of the requeued job, which resumes from the checkpoint on disk."""
         return import_optional("submitit.helpers", "jobs").DelayedSubmission(self)
+
+
+def prepare_process(nice: int, num_threads: int | None) -> None:
+    """Set niceness, CPU threads and signal handling of the process of a job."""
+    signal.signal(signal.SIGTERM, _raise_interrupted)  # submitit ignores it; training handles it itself
+    if hasattr(os, "setpgrp"):
+        os.setpgrp()  # Ctrl-C stops the submitting process only, which then stops its jobs
+    if nice:
+        os.nice(nice)
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
 
 
 def _raise_interrupted(number: int, _frame: FrameType | None) -> NoReturn:

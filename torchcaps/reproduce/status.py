@@ -24,6 +24,8 @@ from torchcaps.training.stopping import total_steps
 
 __all__ = ["FailureNote", "RecordState", "RecordStatus", "RunProgress", "record_status", "run_progress"]
 
+MAX_CHECKPOINT_AGE_S = 300.0  # of a run that progresses: checkpoints are saved every minute
+
 
 class RecordState(enum.StrEnum):
     """State of a record; the values are those of ``torchcaps reproduce status --json``."""
@@ -52,6 +54,8 @@ class RunProgress:
     def seconds_left(self, now: float) -> float | None:
         """Return the estimated time left at the speed so far, without the last evaluation; ``None`` if unknown.
 
+        The time since the checkpoint counts as training, up to `MAX_CHECKPOINT_AGE_S`: a run may be suspended.
+
         Args:
             now: present time, in seconds since the epoch.
 
@@ -61,7 +65,7 @@ class RunProgress:
         if not self.step:
             return None
         left = (self.total - self.step) * self.seconds / self.step
-        return max(0.0, left - max(0.0, now - self.saved_at))
+        return max(0.0, left - min(max(0.0, now - self.saved_at), MAX_CHECKPOINT_AGE_S))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,250 @@
+"""Reproductions as jobs of submitit: local processes, Slurm scripts, killed and failing jobs."""
+
+import dataclasses
+import os
+import shlex
+import signal
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from submitit.core.utils import JobPaths
+
+from tests.cli.commands import usage_error
+from tests.reproduce.items import smoke_store
+from torchcaps.cli.main import main
+from torchcaps.models.schedules import LRSchedule
+from torchcaps.reproduce import executors, jobs
+from torchcaps.reproduce.executors import JobOptions, RecordJob, create_executor
+from torchcaps.reproduce.jobs import execute_jobs
+from torchcaps.reproduce.planner import Task, make_plan
+from torchcaps.reproduce.runner import TaskOutcome, TaskResult
+from torchcaps.reproduce.schema import Cell, Item, Measurement, Run, TableRow
+from torchcaps.reproduce.status import FailureNote, RecordState, record_status
+from torchcaps.reproduce.store import RecordKey, RecordStore
+
+KILLED_AT, CHECKPOINT_INTERVAL = 13, 5
+
+
+@dataclasses.dataclass(frozen=True)
+class KillOnce(LRSchedule):
+    """Constant learning rate that kills its process once, and then records at which step training continues."""
+
+    directory: str = ""
+
+    def factor(self, step: int, epoch: int, total: int | None) -> float:
+        killed, resumed = Path(self.directory, "killed"), Path(self.directory, "resumed")
+        if step == KILLED_AT and not killed.exists():
+            killed.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        if killed.exists() and not resumed.exists():
+            resumed.write_text(str(step))
+        return 1.0
+
+
+def fail(context: Any) -> dict[str, Any]:
+    raise OSError(f"{torch.get_num_threads()} threads, niceness {os.nice(0)}")
+
+
+def measure_nothing(context: Any, net: Any = None) -> dict[str, Any]:
+    return {"x": 1}
+
+
+def item_of(**sources: Run | Measurement) -> Item:
+    rows = (TableRow(name, {"x": Cell(None, source, "x")}) for name, source in sources.items())
+    return Item("t", "T", "T.", {"x": ""}, tuple(rows))
+
+
+def tasks_of(store: RecordStore, **sources: Run | Measurement) -> list[Task]:
+    return make_plan(item_of(**sources), store, 1, timed=False).pending
+
+
+def test_local_jobs_resume_after_a_kill_and_report_a_failure(tmp_path: Path) -> None:
+    """Two at a time: a run that is killed, and a measurement that fails."""
+    (tmp_path / "killed-run").mkdir()
+    schedule = KillOnce(str(tmp_path / "killed-run"))
+    size = {"width": 8, "types": 2, "batch_size": 16, "steps": 20, "max_train_images": 800, "max_test_images": 20}
+    run = Run("capsnet_small", {**size, "lr_schedule": schedule, "checkpoint_interval_steps": CHECKPOINT_INTERVAL})
+    failing = Measurement("f", fail)
+    store = RecordStore("full", tmp_path / "results", tmp_path / "work")
+    lines: list[str] = []
+    options = JobOptions("local", jobs=2, nice=1)
+    tasks = tasks_of(store, run=run, f=failing)
+    unfinished = execute_jobs(tasks, store, options, lines.append)
+    assert [(task.key.source, result.outcome) for task, result in unfinished] == [(failing, TaskOutcome.FAILED)], lines
+    assert f"OSError: 1 threads, niceness {min(19, os.nice(0) + 1)}" in unfinished[0][1].detail
+    assert int((tmp_path / "killed-run/resumed").read_text()) == KILLED_AT // CHECKPOINT_INTERVAL * CHECKPOINT_INTERVAL
+    record = store.read(RecordKey(run, 0))
+    assert record is not None
+    assert (record["results"]["steps"], record["machine"]["threads"]) == (20, 1)
+    started = [line.partition(":")[0] for line in lines if "started job" in line]
+    assert started == [*(task.name for task in tasks), tasks[0].name]
+    failed = record_status(RecordKey(failing, 0), store)
+    assert (failed.state, failed.detail) == (RecordState.FAILED, unfinished[0][1].detail)
+    logs = [path for path in (store.work / "jobs").glob("*/*.out") if str(path) in failed.detail]
+    assert len(logs) == 1
+    assert "Traceback" in logs[0].read_text()
+
+
+# Without processes ---------------------------------------------------------------------------------------------
+
+
+class InProcessExecutor:
+    """Executor whose jobs are executed by this process when they are submitted."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.n_jobs = folder, 0
+
+    def submit(self, function: RecordJob) -> Any:
+        self.n_jobs += 1
+        paths, result = JobPaths(self.folder, str(self.n_jobs)), function()
+        return SimpleNamespace(job_id=str(self.n_jobs), paths=paths, done=lambda: True, result=lambda: result)
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> list[JobOptions]:
+    """Execute jobs in this process; return the options of the executors."""
+    created: list[JobOptions] = []
+
+    def create(options: JobOptions, folder: Path) -> Any:
+        created.append(options)
+        return InProcessExecutor(folder)
+
+    monkeypatch.setattr(jobs, "create_executor", create)
+    monkeypatch.setattr(jobs, "POLL_INTERVAL_S", 0.0)
+    monkeypatch.setattr(executors, "prepare_process", lambda nice, num_threads: None)
+    monkeypatch.setattr(jobs._JobPool, "_result", lambda self, job: job.result())
+    return created
+
+
+def test_measurements_are_submitted_after_what_they_need(tmp_path: Path, in_process: list[JobOptions]) -> None:
+    store, run = smoke_store(tmp_path), Run("chen2019_lenet")
+    first = Measurement("first", measure_nothing, {"net": run})
+    second = Measurement("second", measure_nothing, depends_on={"first": first})
+    lines: list[str] = []
+    tasks = list(reversed(tasks_of(store, second=second)))
+    assert execute_jobs([*tasks, *tasks], store, JobOptions("local", jobs=9), lines.append) == []
+    started = [line.partition(":")[0] for line in lines if "started job" in line]
+    assert started == [task.name for task in reversed(tasks)]
+    assert store.read(RecordKey(second, 0)) is not None
+
+
+def test_a_task_of_another_process_is_waited_for(tmp_path: Path, in_process: list[JobOptions]) -> None:
+    store, measurement = smoke_store(tmp_path), Measurement("m", measure_nothing)
+    key = RecordKey(measurement, 0)
+    other = store.run_directory(key)
+    other.path.mkdir(parents=True)
+    other.lock()
+    lines: list[str] = []
+
+    def print_line(line: str) -> None:  # the other process finishes while this one waits
+        lines.append(line)
+        smoke_store(tmp_path).write_measurement(key, {"x": 7}, 0.0)
+        other.release()
+
+    assert execute_jobs(tasks_of(store, m=measurement), store, JobOptions("local"), print_line) == []
+    assert [line for line in lines if "started job" in line] == []
+    assert len(lines) == 2
+
+
+def test_a_job_that_keeps_being_stopped_is_given_up(
+    tmp_path: Path, in_process: list[JobOptions], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, measurement = smoke_store(tmp_path), Measurement("m", measure_nothing)
+    stopped = TaskResult(TaskOutcome.STOPPED, detail="its job was killed")
+    monkeypatch.setattr(jobs._JobPool, "_result", lambda self, job: stopped)
+    lines: list[str] = []
+    ((task, result),) = execute_jobs(tasks_of(store, m=measurement), store, JobOptions("local"), lines.append)
+    assert (task.key.source, result) == (measurement, stopped)
+    assert len([line for line in lines if "started job" in line]) == jobs.MAX_ATTEMPTS
+    assert FailureNote.of(task.key, store).read() == stopped.detail
+
+
+def test_a_failed_job_exits_with_one_sentence(
+    tmp_path: Path, in_process: list[JobOptions], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executors, "execute_task", lambda *_: (_ for _ in ()).throw(OSError("no space left")))
+    directories = ("--results", str(tmp_path / "results"), "--work", str(tmp_path / "work"))
+    with pytest.raises(SystemExit) as exited:
+        main(["reproduce", "chen2019", "multi", "--executor", "local", "--jobs", "3", *directories])
+    assert exited.value.code == 1
+    errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("torchcaps: ")]
+    assert errors[0] == "torchcaps: chen2019-multi, seed 0: failed: OSError: no space left"
+    assert len(errors) == 2
+    assert (in_process[0].jobs, in_process[0].threads) == (3, 1)
+
+
+def test_a_requeued_job_is_the_same_job(tmp_path: Path) -> None:
+    job = RecordJob(RecordKey(Run("chen2019_lenet"), 0), "LeNet", "smoke", tmp_path, tmp_path)
+    assert job.checkpoint().function == job
+
+
+# Options -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        ("--executor pbs", ("--executor", "local", "slurm", "'pbs'")),
+        ("--executor local --jobs 0", ("--jobs", "got 0")),
+        ("--executor local --nice 20", ("--nice", "0..19", "got 20")),
+        ("--executor local --partition cpu", ("--partition", "slurm")),
+        ("--executor slurm --memory-gb -1", ("--memory-gb", "got -1.0")),
+        ("--executor slurm --time-minutes 0", ("--time-minutes", "got 0")),
+        ("--executor slurm --partition a;b", ("--partition", "'a;b'")),
+        ("--jobs 2", ("--jobs", "--executor")),
+        ("--cpus 2", ("--cpus", "--executor")),
+    ],
+)
+def test_invalid_options_of_executors_are_named(flags: str, named: tuple[str, ...]) -> None:
+    line = usage_error("reproduce", "chen2019", "multi", *flags.split())
+    assert [name for name in named if name not in line] == []
+
+
+@pytest.mark.parametrize(
+    ("options", "threads"),
+    [
+        (JobOptions("local"), None),
+        (JobOptions("local", jobs=2), 1),
+        (JobOptions("local", jobs=2, num_threads=3), 3),
+        (JobOptions("slurm"), 1),
+        (JobOptions("slurm", cpus=4), 4),
+    ],
+)
+def test_threads_per_job(options: JobOptions, threads: int | None) -> None:
+    assert options.threads == threads
+
+
+def test_missing_commands_and_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("reproduce", "chen2019", "multi", "--results", str(tmp_path / "r"), "--work", str(tmp_path / "w"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "sbatch" in usage_error(*words, "--executor", "slurm")
+    monkeypatch.setitem(sys.modules, "submitit", None)
+    assert "pip install 'torchcaps[cluster]'" in usage_error(*words, "--executor", "local")
+
+
+# Slurm ---------------------------------------------------------------------------------------------------------
+
+
+def test_slurm_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The script that submitit gives to sbatch, which only prints a job ID here."""
+    for name in ("sbatch", "srun"):
+        command = tmp_path / "bin" / name
+        command.parent.mkdir(exist_ok=True)
+        command.write_text("#!/bin/sh\necho Submitted batch job 7\n")
+        command.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    options = JobOptions("slurm", jobs=8, partition="cpu", time_minutes=90, memory_gb=2.5, cpus=4)
+    function = RecordJob(RecordKey(Run("chen2019_lenet"), 0), "LeNet", "smoke", tmp_path, tmp_path)
+    job = create_executor(options, tmp_path / "jobs").submit(function)
+    lines = job.paths.submission_file.read_text().splitlines()
+    flags = dict(line.removeprefix("#SBATCH --").split("=", 1) for line in lines if "#SBATCH" in line and "=" in line)
+    expected = {"partition": "cpu", "time": "90", "mem": "2560M", "cpus-per-task": "4", "job-name": "torchcaps"}
+    assert {name: flags.get(name) for name in expected} == expected
+    assert flags["signal"] == "USR2@120"  # submitit requeues the job, which resumes
+    (command,) = (shlex.split(line) for line in lines if line.startswith("srun"))
+    assert [sys.executable, "-u", "-m", "submitit.core._submit", str(tmp_path / "jobs")] == command[-5:]
+    assert job.submission().function == function
