@@ -1,5 +1,6 @@
 """Corrupt files: the error names the file and the offending value, no code is executed, and nothing is written."""
 
+import hashlib
 import os
 import pickle
 import struct
@@ -9,13 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.io import savemat
 
 from tests.data import writers
 from tests.data.helpers import data_error
 from tests.data.test_formats import NORB_PREFIX, write_affnist, write_norb
 from tests.data.writers import random_bytes
 from torchcaps._core.optional import MissingExtraError
-from torchcaps.data import create_dataset
+from torchcaps.data import SVHN, create_dataset, mat
 from torchcaps.data.datasets import digits
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*images, expected")  # the files of these tests are small
@@ -163,6 +165,47 @@ def test_affnist(tmp_path: Path) -> None:
         message = data_error("affnist", tmp_path)
         assert str(path) in message
         assert mentions in message
+
+
+@pytest.mark.parametrize(("position", "value"), [(280, 0), (3537, 128)])
+def test_mat_that_crashes_scipy(tmp_path: Path, position: int, value: int) -> None:
+    """A wrong length of the name of a type makes scipy's compiled parser read outside of its buffer."""
+    path = writers.write_mat(
+        tmp_path / "affnist/test.mat", affNISTdata={"image": random_bytes(1600, 2), "label_int": np.array([1, 2])}
+    )
+    valid = path.read_bytes()
+    path.write_bytes(valid[:position] + bytes([value]) + valid[position + 1 :])
+    message = data_error("affnist", tmp_path)
+    assert f"{path} is not a valid .mat file" in message
+    assert "SIGSEGV" in message
+    path.write_bytes(valid)
+    assert len(create_dataset("affnist", "test", tmp_path, download=False)) == 2  # with a new process
+
+
+def test_mat_that_exceeds_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = {"image": np.zeros((1600, 20_000), np.uint8), "label_int": np.array([1, 2])}
+    path = tmp_path / "affnist/test.mat"
+    path.parent.mkdir()
+    savemat(path, {"affNISTdata": content}, do_compression=True)  # 32 MB in 32 kB
+    monkeypatch.setattr(mat, "MAX_MEMORY_BYTES", 64 << 20)
+    monkeypatch.setattr(mat, "MAX_MEMORY_RATIO", 0)
+    message = data_error("affnist", tmp_path)
+    assert f"{path} is not a valid .mat file" in message
+    assert "more than 64 MiB" in message or "crashed" in message  # if even the error does not fit
+    monkeypatch.setattr(mat, "TIMEOUT_S", 0)
+    monkeypatch.setattr(mat, "MIN_BYTES_PER_S", 1e12)
+    assert "more than 0 s" in data_error("affnist", tmp_path)
+
+
+def test_mat_with_the_published_checksum_is_parsed_in_this_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = writers.write_mat(tmp_path / "svhn/test_32x32.mat", X=random_bytes(32, 32, 3, 4), y=np.ones((4, 1)))
+    checksum = hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
+    monkeypatch.setattr(mat, "_get_child", None)
+    assert f"{path} is not a valid .mat file" in data_error("svhn", tmp_path)
+    monkeypatch.setitem(SVHN.checksums, "test_32x32.mat", (checksum, 0))
+    assert len(create_dataset("svhn", "test", tmp_path, download=False)) == 4
 
 
 def test_smallnorb(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""File formats: gzip, IDX, smallNORB's binary matrices, MATLAB files and pickled arrays.
+"""File formats: gzip, IDX, smallNORB's binary matrices and pickled arrays.
 
 Every reader checks that a file has exactly the bytes that its header announces, and raises a `DataError` that names the
 file.
@@ -21,10 +21,9 @@ import torch
 from torch import Tensor
 
 from torchcaps._core.files import reason_of
-from torchcaps._core.optional import import_optional
 from torchcaps.data.storage import DataError
 
-__all__ = ["as_tensor", "check_labels", "read_bytes", "read_idx", "read_mat", "read_norb_matrix", "read_pickle"]
+__all__ = ["check_labels", "read_bytes", "read_idx", "read_norb_matrix", "read_pickle"]
 
 READ_CHUNK_BYTES = 1 << 20
 MAX_GZIP_RATIO = 1032  # decompressed bytes per compressed byte, at most
@@ -132,30 +131,6 @@ def read_norb_matrix(path: Path) -> Tensor:
         data = _read_payload(file, (math.prod(sizes), 4), path).long()
         values = data[:, 0] | data[:, 1] << 8 | data[:, 2] << 16 | data[:, 3] << 24
         return torch.where(values >= 1 << 31, values - (1 << 32), values).view(sizes)
-
-
-# MATLAB -----------------------------------------------------------------------------------------------------
-
-
-def read_mat(path: Path, variable: str) -> Any:
-    """Return one variable of a MATLAB file, read by scipy; structures have their fields as attributes."""
-    scipy = import_optional("scipy.io", f"reading {path.name}")
-    try:
-        content = scipy.loadmat(path, struct_as_record=False, squeeze_me=True, variable_names=[variable])
-    except Exception as error:  # scipy raises exceptions of many types for a corrupt file
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise DataError(f"{path} is not a valid .mat file ({reason}): delete it and download it again") from error
-    if variable not in content:
-        raise DataError(f"{path} does not contain the variable {variable!r}")
-    return content[variable]
-
-
-def as_tensor(value: Any, path: Path, variable: str) -> Tensor:
-    """Return a variable of a MATLAB file as a tensor; raise a DataError if it is not a numeric array."""
-    try:
-        return torch.as_tensor(value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"{path} is corrupt: {variable} is not a numeric array") from error
 
 
 # Pickles ----------------------------------------------------------------------------------------------------

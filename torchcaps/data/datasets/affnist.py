@@ -10,8 +10,9 @@ from torch import Tensor
 from torchcaps._core.validation import check_range
 from torchcaps.data.base import Batch, Dataset, DataSpec, ImageSet, ImageShape, LoadRequest
 from torchcaps.data.datasets.generated import GeneratedFromDigits
-from torchcaps.data.formats import as_tensor, check_labels, read_mat
+from torchcaps.data.formats import check_labels
 from torchcaps.data.geometry import affine_matrix, warp_affine
+from torchcaps.data.mat import get_array, read_mat
 from torchcaps.data.registry import register
 from torchcaps.data.storage import ArchiveMember, DataError, RemoteFile
 
@@ -61,16 +62,16 @@ class AffNIST(DataSpec):
 
 def _read(path: Path) -> tuple[Tensor, Tensor]:
     """Read ``affNISTdata.image`` ``[1600, N]``, each column an image row by row, and ``label_int`` ``[N]``."""
-    content = read_mat(path, "affNISTdata")
-    if not hasattr(content, "image") or not hasattr(content, "label_int"):
+    content = read_mat(path, ["affNISTdata"])
+    if not {"affNISTdata.image", "affNISTdata.label_int"} <= set(content):
         raise DataError(f"{path} is not an affNIST file: affNISTdata must have the fields image and label_int")
-    pixels = as_tensor(content.image, path, "image")
+    pixels = get_array(content, "affNISTdata.image", path)
     pixels = pixels[:, None] if pixels.ndim == 1 else pixels
     if pixels.ndim != 2 or len(pixels) != CANVAS**2 or pixels.dtype != torch.uint8:
         actual = f"{pixels.dtype} of shape {list(pixels.shape)}"
         raise DataError(f"{path} is not an affNIST file: image must be torch.uint8 of shape [1600, N], got {actual}")
     images = pixels.T.contiguous().view(-1, 1, CANVAS, CANVAS)
-    class_indices = as_tensor(content.label_int, path, "label_int").reshape(-1).long()
+    class_indices = get_array(content, "affNISTdata.label_int", path).reshape(-1).long()
     check_labels(class_indices, len(images), 10, path)
     return images, class_indices
 

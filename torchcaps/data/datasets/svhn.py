@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from torchcaps.data.base import Dataset, DataSpec, ImageSet, ImageShape, LoadRequest
-from torchcaps.data.formats import as_tensor, check_labels, read_mat
+from torchcaps.data.formats import check_labels
+from torchcaps.data.mat import get_array, read_mat
 from torchcaps.data.registry import register
 from torchcaps.data.storage import DataError, RemoteFile
 
@@ -51,14 +52,15 @@ class SVHN(DataSpec):
     def load(self, request: LoadRequest) -> Dataset:
         """Load a split from its one or two files."""
         directory = self.data_directory(request)
-        parts = [_read(directory.fetch(file)) for file in self.files(request.split)]
+        parts = [_read(directory.fetch(file), file.checksum) for file in self.files(request.split)]
         images, labels = parts[0] if len(parts) == 1 else (torch.cat(tensors) for tensors in zip(*parts, strict=True))
         return ImageSet(request.name, request.split, images, labels, [str(digit) for digit in range(10)])
 
 
-def _read(path: Path) -> tuple[Tensor, Tensor]:
+def _read(path: Path, checksum: str) -> tuple[Tensor, Tensor]:
     """Read ``X`` ``[32, 32, 3, N]`` and ``y`` ``[N]``, in which 10 is the digit 0."""
-    pixels, labels = (as_tensor(read_mat(path, name), path, name) for name in ("X", "y"))
+    content = read_mat(path, ["X", "y"], checksum)
+    pixels, labels = (get_array(content, name, path) for name in ("X", "y"))
     if pixels.ndim == 3:  # a single image
         pixels = pixels[..., None]
     if pixels.ndim != 4 or pixels.shape[:3] != (32, 32, 3) or pixels.dtype != torch.uint8:
