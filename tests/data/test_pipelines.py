@@ -52,8 +52,8 @@ def test_pipelines_are_used_by_recipes() -> None:
                     used.add(torchcaps.create_model(name, preset=preset).recipe.augmentation)
             except ValueError:
                 continue
-    # Choi 2019 reports MNIST and CIFAR-10 with and without augmentation
-    assert set(list_pipelines()) - used == {"choi2019.mnist", "choi2019.cifar10"}
+    # Choi 2019 reports MNIST and CIFAR-10 with and without augmentation, and affNIST with pre-generated images
+    assert set(list_pipelines()) - used == {"choi2019.mnist", "choi2019.cifar10", "choi2019.affnist-pregenerated"}
     assert used - {""} <= set(list_pipelines())
 
 
@@ -72,6 +72,18 @@ def test_pipelines_run_and_are_deterministic_at_test_time(name: str) -> None:
         assert out.targets.shape == out.images.shape
     first, second = (pipeline(some, seed, epoch, train=False).images for seed, epoch in ((0, 0), (5, 9)))
     assert_bit_equal(first, second)
+
+
+def test_pregenerated_images_are_the_same_in_all_epochs() -> None:
+    """Those of the first epoch of the pipeline that augments on the fly; statistics of the data don't change that."""
+    some = batch(6, 1, 28, 28)
+    dataset = ImageSet("some", "train", some.images, torch.zeros(6), ["a", "b"])
+    on_the_fly, once = (create_pipeline(f"choi2019.affnist{suffix}").fit(dataset) for suffix in ("", "-pregenerated"))
+    first = on_the_fly(some, seed=3, epoch=0).images
+    for epoch in (0, 1, 7):
+        assert_bit_equal(once(some, seed=3, epoch=epoch).images, first)
+    assert not torch.equal(on_the_fly(some, seed=3, epoch=1).images, first)
+    assert not torch.equal(once(some, seed=4, epoch=0).images, first)
 
 
 def test_scale_pixels_is_added_unless_present() -> None:

@@ -1,7 +1,7 @@
 """Pipelines: the transforms that each paper applies to training and test images, by name."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -30,6 +30,8 @@ class Pipeline:
     Args:
         train: transforms of training images.
         test: transforms of all other images; these should be deterministic, such as center crops.
+        pregenerated: transform a training image in the same way in all epochs, as if the transformed images had been
+            generated once, before the training.
 
     Bytes are scaled to 0..1 before the first transform unless a list contains `ScalePixels` itself. Reconstruction
     targets of a decoder pass through the geometric transforms only.
@@ -40,6 +42,7 @@ class Pipeline:
 
     train: Sequence[Transform] = ()
     test: Sequence[Transform] = ()
+    pregenerated: bool = False
 
     def __post_init__(self) -> None:
         for name in ("train", "test"):
@@ -83,11 +86,11 @@ class Pipeline:
                 if not transform.is_fitted and (transform, scale) not in fitted:
                     fitted[transform, scale] = transform.fit(dataset, scale)
             lists.append([t if t.is_fitted else fitted[t, scale] for t in transforms])
-        return Pipeline(*lists)
+        return replace(self, train=lists[0], test=lists[1])
 
     def __call__(self, batch: Batch, seed: int = 0, epoch: int = 0, train: bool = True) -> Batch:
         """Transform a uint8 batch; random numbers are functions of (seed, epoch, image index)."""
-        rng = CounterRNG(seed, epoch, batch.indices, "pipeline")
+        rng = CounterRNG(seed, 0 if self.pregenerated else epoch, batch.indices, "pipeline")
         images, targets = batch.images, batch.targets
         for transform in self.transforms(train):
             if not transform.applies_to_targets:
@@ -138,6 +141,9 @@ PIPELINES: dict[str, Pipeline] = {
     "choi2019.cifar10": Pipeline(),
     "choi2019.cifar10+": Pipeline([RandomAffine(shift=0.1, rotation=20, fill="nearest"), RandomHorizontalFlip()]),
     "choi2019.affnist": Pipeline([PadTo(40), RandomAffine(shift=0.2, fill="nearest")], [PadTo(40)]),
+    "choi2019.affnist-pregenerated": Pipeline(
+        [PadTo(40), RandomAffine(shift=0.2, fill="nearest")], [PadTo(40)], pregenerated=True
+    ),
     "choi2019.affnist-official": Pipeline(
         [PadTo(40), RandomAffine(shift=0.2, fill="nearest"), RandomHorizontalFlip()], [PadTo(40)]
     ),
