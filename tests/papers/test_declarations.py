@@ -7,7 +7,7 @@ import torch
 
 from torchcaps.data.registry import find_spec
 from torchcaps.papers import find_paper, list_papers
-from torchcaps.reproduce.scales import run_spec
+from torchcaps.reproduce.scales import Scale, run_spec
 from torchcaps.reproduce.schema import Run
 from torchcaps.routing import EM, Dynamic, InvertedAttention, Quadratic
 from torchcaps.training.setup import build_network
@@ -91,6 +91,42 @@ def test_choi2019_augmentation_and_depth() -> None:
     spec = run_spec(source_of("choi2019", "table2", "L = 2, D = 16", "C10+"), "full")
     assert spec.model_options == {"depth": 2, "dim": 16}
     assert spec.recipe.augmentation == "choi2019.cifar10+"
+
+
+def test_choi2019_quotes_the_ensemble_of_sabour2017() -> None:
+    """24x24 crops and a none-of-the-above category, in both papers one measurement."""
+    seven = source_of("choi2019", "table1", "CapsuleNet, 7 models", "C10+")
+    assert seven is source_of("sabour2017", "sec7", "CIFAR-10, 7 models", "error")
+    spec = run_spec(seven.runs["nets"], "full")
+    assert (seven.ensemble_size, spec.recipe.augmentation) == (7, "sabour2017.cifar10")
+    model: Any = spec.model_spec()
+    assert (model.image, model.effective_routing) == ((3, 24, 24), Dynamic(3, leak=True))
+
+
+def test_choi2019_pregenerated_images_differ_in_the_augmentation_only() -> None:
+    rows = ("AR CapsNet", "AR CapsNet, pre-generated training images")
+    fly, once = (run_spec(source_of("choi2019", "table1", row, "affNIST"), "full").identity() for row in rows)
+    different = {name: (fly[name], once[name]) for name in fly if fly[name] != once[name]}
+    assert different == {"augmentation": ("choi2019.affnist", "choi2019.affnist-pregenerated")}
+
+
+def test_sabour2017_none_of_the_above_is_the_only_difference() -> None:
+    label = "CIFAR-10, one model"
+    runs = (declared_run("sabour2017", "sec7", row, "error") for row in (label, f"{label} without none-of-the-above"))
+    with_leak, without = runs
+    assert (with_leak.pop("routing"), without.pop("routing")) == (Dynamic(3, leak=True), Dynamic(3))
+    assert with_leak == without
+
+
+@pytest.mark.parametrize("scale", ["cpu", "long", "full"])
+def test_sabour2017_figure_a1_has_points_of_one_training(scale: Scale) -> None:
+    """Runs that differ in the number of steps only, under a learning rate that does not depend on it."""
+    measurement = source_of("sabour2017", "figa1", "iteration 1", "untrained")
+    identities = [run_spec(run, scale).identity() for run in measurement.runs.values()]
+    steps = [identity.pop("steps") for identity in identities]
+    assert identities == identities[:1] * len(identities)
+    assert identities[0]["lr_schedule"]["class_path"] == "torchcaps.models.schedules.Exponential"
+    assert [round(steps[-1] / n) for n in steps] == [64, 16, 4, 1]
 
 
 @pytest.mark.parametrize("count", range(1, 6))

@@ -67,7 +67,22 @@ def test_an_epoch_is_extrapolated_from_the_fastest_step(clock: SimulatedClock) -
     assert results["ours"] == pytest.approx(30, rel=CLOSE)
     assert results["theirs"] == pytest.approx(90, rel=CLOSE)
     assert results["ratio"] == pytest.approx(3, rel=CLOSE)
+    assert results["fraction"] == pytest.approx(1 / 3, rel=CLOSE)
     assert epoch_seconds(CONTEXT, {"ours": "choi2019_mnist"}, 6_000, 4, 4)["ours"] == pytest.approx(3, rel=CLOSE)
+
+
+def test_an_epoch_is_timed_with_the_options_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    images = {}
+
+    def create_model(name: str, **fields: Any) -> Any:
+        images[name] = fields.get("image")
+        return torchcaps.create_model(name, **fields)
+
+    monkeypatch.setattr(cost, "create_model", create_model)
+    models = {"ours": "choi2019_mnist", "theirs": "sabour2017_mnist"}
+    options = {"theirs": {"image": (3, 32, 32)}}
+    epoch_seconds(CONTEXT, models, batch_size=2, repeats=1, model_options=options)
+    assert images == {"choi2019_mnist": None, "sabour2017_mnist": (3, 32, 32)}
 
 
 def test_quadratic_routing_is_timed_with_its_ascent(clock: SimulatedClock) -> None:

@@ -1,6 +1,9 @@
 """Measurements of pose and routing, with capsules and networks whose values are known."""
 
+import copy
+import dataclasses
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,10 +17,15 @@ from tests.tolerances import SAME, largest_difference
 from torchcaps import create_model
 from torchcaps.data import ImageSet
 from torchcaps.papers.measures.geometry import (
+    draw_alignment_ratios,
+    draw_logit_changes,
     measure_affine_robustness,
     measure_alignment_ratios,
     measure_logit_changes,
 )
+from torchcaps.reproduce.schema import Item, Measurement, Run
+from torchcaps.reproduce.statistics import Results
+from torchcaps.reproduce.store import RecordKey, RecordStore
 
 CLOSE = SAME[torch.float32]
 NAMES = {"Rot+": "rotation +", "x+": "x +", "y+": "y +", "Rot-": "rotation -", "x-": "x -", "y-": "y -"}
@@ -85,24 +93,78 @@ def expected_changes(model: Any, images: Tensor, iterations: int) -> tuple[list[
     return of_logits, of_couplings
 
 
-def test_logit_changes_of_the_untrained_and_the_trained_network() -> None:
+def test_alignment_of_the_initial_weights() -> None:
+    """The control: the network with which the training began, whatever the trained weights are."""
     fields: dict[str, Any] = {"image": (1, 20, 20), "width": 4, "types": 2, "classes": 3, "dim": 4, "hidden": (8,)}
-    model: Any = create_model("sabour2017_mnist", **fields)
-    next(model.capsules.layers.children()).weight.data.mul_(20)  # as after training
-    images, labels, _ = batch(model, 3)
+    trained: Any = create_model("sabour2017_mnist", **fields)
+    images, labels, _ = batch(trained, 3)
+    net = as_trained(trained, "sabour2017_mnist", seed=4, **fields)
+    context = fixed_context(images, labels)
+    torch.manual_seed(4)
+    initial = as_trained(create_model("sabour2017_mnist", **fields), "sabour2017_mnist", **fields)
+    expected = measure_alignment_ratios(context, initial, n_images=3)
+    results = measure_alignment_ratios(context, net, n_images=3, untrained=True)
+    for name in NAMES:
+        assert results[f"average {name}"] == expected[f"average {name}"]
+    after = measure_alignment_ratios(context, net, n_images=3)
+    assert after["average Rot+"] != results["average Rot+"]
+
+
+def test_logit_changes_at_points_of_the_training() -> None:
+    fields: dict[str, Any] = {"image": (1, 20, 20), "width": 4, "types": 2, "classes": 3, "dim": 4, "hidden": (8,)}
+    models: dict[str, Any] = {"early": create_model("sabour2017_mnist", **fields)}
+    models["late"] = copy.deepcopy(models["early"])
+    next(models["late"].capsules.layers.children()).weight.data.mul_(20)  # as after training
+    images, labels, _ = batch(models["early"], 3)
+    nets = {
+        stage: dataclasses.replace(as_trained(model, "sabour2017_mnist", seed=5, **fields), step=step)
+        for (stage, model), step in zip(models.items(), (10, 200), strict=True)
+    }
+    results = measure_logit_changes(fixed_context(images, labels), n_images=3, iterations=4, **nets)
     torch.manual_seed(5)
-    results = measure_logit_changes(
-        fixed_context(images, labels), as_trained(model, "sabour2017_mnist", **fields), n_images=3, iterations=4
-    )
-    torch.manual_seed(5)
-    for stage, net in (("untrained", create_model("sabour2017_mnist", **fields)), ("trained", model)):
+    for stage, net in {"untrained": create_model("sabour2017_mnist", **fields), **models}.items():
         of_logits, of_couplings = expected_changes(net, images, 4)
         for number in range(4):
             assert results[f"{stage} {number + 1}"] == pytest.approx(of_logits[number], rel=CLOSE)
             assert results[f"{stage} coupling {number + 1}"] == pytest.approx(of_couplings[number], abs=CLOSE)
         assert largest_difference(results[f"{stage}_change"][0], of_logits) < CLOSE
-    assert results["trained 1"] > 10 * results["untrained 1"]
-    assert results["trained coupling 1"] > 100 * CLOSE
+    assert (results["early_steps"], results["late_steps"]) == (10, 200)
+    assert results["late 1"] > 10 * results["early 1"] != 10 * results["untrained 1"]
+    assert results["late coupling 1"] > 100 * CLOSE
+
+
+def test_the_figure_of_logit_changes_names_the_steps(tmp_path: Path) -> None:
+    measurement = Measurement("logits", measure_logit_changes, {"late": Run("sabour2017_mnist")})
+    store = RecordStore("smoke", tmp_path / "results", tmp_path / "work")
+    results = Results(Item("figa1", "Figure A.1", "Logits.", measurements=(measurement,)), store)
+    draw_logit_changes(measurement, results, tmp_path / "none.svg")
+    assert not (tmp_path / "none.svg").exists()  # no record
+    model = narrow("sabour2017_mnist")
+    images, labels, _ = batch(model, 2)
+    net = dataclasses.replace(as_trained(model, "sabour2017_mnist", **model.spec.smoke_changes()), step=1_234)
+    numbers = measure_logit_changes(fixed_context(images, labels), n_images=2, iterations=2, late=net)
+    store.write_measurement(RecordKey(measurement, 0), numbers, 1.0)
+    draw_logit_changes(measurement, results, tmp_path / "figure.svg")
+    text = (tmp_path / "figure.svg").read_text()
+    for label in ("untrained", "1,234 steps"):
+        assert f"<!-- {label} -->" in text
+
+
+def test_the_figure_of_alignment_ratios_has_all_networks_that_were_measured(tmp_path: Path) -> None:
+    measurements = {name: Measurement(name, measure_alignment_ratios) for name in ("trained", "untrained", "missing")}
+    store = RecordStore("smoke", tmp_path / "results", tmp_path / "work")
+    results = Results(Item("table3", "Table 3", "Ratios.", measurements=tuple(measurements.values())), store)
+    draw_alignment_ratios(measurements, results, tmp_path / "none.svg")
+    assert not (tmp_path / "none.svg").exists()  # no record
+    model = narrow("sabour2017_mnist")
+    images, labels, _ = batch(model, 3)
+    numbers = measure_alignment_ratios(fixed_context(images, labels), as_trained(model, "sabour2017_mnist"), n_images=3)
+    for name in ("trained", "untrained"):
+        store.write_measurement(RecordKey(measurements[name], 0), numbers, 1.0)
+    draw_alignment_ratios(measurements, results, tmp_path / "figure.svg")
+    text = (tmp_path / "figure.svg").read_text()
+    labels_drawn = [name for name in (*measurements, "random vectors") if f"<!-- {name} -->" in text]
+    assert labels_drawn == ["trained", "untrained", "random vectors"]
 
 
 def test_accuracy_on_both_data_sets(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -58,21 +59,27 @@ def epoch_seconds(
     images_per_epoch: int = 60_000,
     batch_size: int = 100,
     repeats: int = 3,
+    model_options: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Measure the duration of an epoch of the paper's models: the fastest of a few training steps, extrapolated.
 
     Args:
         context: context of the measurement.
-        models: model names by label.
+        models: model names by label; ``ratio`` is the time of the last relative to the first, ``fraction`` its inverse.
         images_per_epoch: size of the training set.
         batch_size: images per step.
         repeats: number of timed steps per model.
+        model_options: options of the models, by label.
     """
-    networks = {label: create_model(name, **smoke_options(context, name, {})) for label, name in models.items()}
+    networks = {
+        label: create_model(name, **smoke_options(context, name, model_options.get(label, {})))
+        for label, name in models.items()
+    }
     steps = {label: training_step(network, batch_size) for label, network in networks.items()}
     seconds = _minimum_seconds(steps, repeats, context.progress)
     return {label: value * images_per_epoch / batch_size for label, value in seconds.items()} | {
         "ratio": seconds[list(models)[-1]] / seconds[next(iter(models))],
+        "fraction": seconds[next(iter(models))] / seconds[list(models)[-1]],
         "threads": torch.get_num_threads(),
     }
 

@@ -6,22 +6,23 @@ from typing import Any
 
 import torch
 
+from torchcaps._core.plotting import COLORS, MARKERS, new_figure, save_figure, style_axes
 from torchcaps._core.serialize import result_from_dict, result_to_dict
 from torchcaps.analysis.affine import AffineSweep, draw_affine
-from torchcaps.analysis.alignment import Alignment, draw_alignment, draw_cosines
+from torchcaps.analysis.alignment import Alignment, draw_cosines
 from torchcaps.analysis.logits import LogitChange, draw_logit_change
 from torchcaps.analysis.trajectories import Trajectories, draw_trajectories
-from torchcaps.models import create_model
 from torchcaps.reproduce.runner import MeasurementContext
 from torchcaps.reproduce.schema import Measurement
 from torchcaps.reproduce.statistics import NORMAL_QUANTILE, Results
 from torchcaps.reproduce.store import MeasurementCheckpoint
 from torchcaps.training import TrainedRun
+from torchcaps.training.setup import build_network
 
 __all__ = [
     "TRANSFORMS",
     "draw_affine_robustness",
-    "draw_alignment_table",
+    "draw_alignment_ratios",
     "draw_capsule_paths",
     "draw_cosine_histogram",
     "draw_logit_changes",
@@ -35,12 +36,25 @@ TRANSFORMS = ("Rot+", "x+", "y+", "Rot-", "x-", "y-")  # columns of Choi 2019, t
 
 
 def measure_alignment_ratios(
-    context: MeasurementContext, net: TrainedRun, n_images: int = 10_000, before_tanh: bool = False
+    context: MeasurementContext,
+    net: TrainedRun,
+    n_images: int = 10_000,
+    before_tanh: bool = False,
+    untrained: bool = False,
 ) -> dict[str, Any]:
     """Measure the alignment ratio (Choi 2019, eq. 15) by class and transform, and the cosines between the directions of
     opposite transforms.
+
+    Args:
+        context: context of the measurement.
+        net: the network.
+        n_images: number of test images.
+        before_tanh: use capsules before their tanh.
+        untrained: use the weights with which the training of ``net`` began: the control. Images change smoothly under
+            a transform and a network with random weights is smooth too, so its capsules have high ratios.
     """
-    result: Alignment = context.analyze(net, "alignment", n_images, before_tanh=before_tanh)
+    model = build_network(net.spec) if untrained else None
+    result: Alignment = context.analyze(net, "alignment", n_images, model=model, before_tanh=before_tanh)
     numbers: dict[str, Any] = {}
     for column, name in enumerate(TRANSFORMS):
         numbers[f"average {name}"] = float(result.averages[column])
@@ -67,11 +81,36 @@ def _average_half_width(result: Alignment, column: int) -> float:
     return NORMAL_QUANTILE * float(variance.sum().sqrt()) / int(seen.sum())
 
 
-def draw_alignment_table(measurement: Measurement, results: Results, out: Path) -> None:
-    """Draw the ratios by class and transform."""
-    numbers = results.first(measurement)
-    if numbers is not None:
-        draw_alignment(result_from_dict(Alignment, numbers), out, results.title)
+def draw_alignment_ratios(measurements: Mapping[str, Measurement], results: Results, out: Path) -> None:
+    """Draw the alignment ratios of several networks by transform: the average of each seed, and the classes of the
+    first seed as small points. A line marks the mean of random vectors.
+    """
+    records = {label: [record["results"] for _, record in results.records(m)] for label, m in measurements.items()}
+    records = {label: seeds for label, seeds in records.items() if seeds}
+    if not records:
+        return
+    figure = new_figure(7.2, 3.8)
+    axes = figure.subplots()
+    for index, (label, seeds) in enumerate(records.items()):
+        offset = 0.2 * (index - (len(records) - 1) / 2)
+        positions = [column + offset for column in range(len(TRANSFORMS))]
+        color, marker = COLORS[index % len(COLORS)], MARKERS[index % len(MARKERS)]
+        classes = [name for name in map(str, range(len(seeds[0]["n"]))) if f"{name} {TRANSFORMS[0]}" in seeds[0]]
+        for name in classes:
+            ratios = [seeds[0][f"{name} {transform}"] for transform in TRANSFORMS]
+            axes.scatter(positions, ratios, s=6, color=color, alpha=0.35, linewidths=0)
+        for number, seed in enumerate(seeds):
+            averages = [seed[f"average {transform}"] for transform in TRANSFORMS]
+            style: dict[str, Any] = {"marker": marker, "s": 40, "facecolors": "none", "edgecolors": color}
+            axes.scatter(positions, averages, label=label if number == 0 else None, linewidths=1.4, **style)
+    first = next(iter(records.values()))[0]
+    axes.axhline(first[f"random {TRANSFORMS[0]}"], color="0.4", linewidth=1, linestyle="--", label="random vectors")
+    title = f"{results.item.title}, scale {results.store.scale}: average of each seed; small: classes"
+    style_axes(axes, title, "transformation of the image", "alignment ratio")
+    axes.set_xticks(range(len(TRANSFORMS)), [name.replace("-", "−") for name in TRANSFORMS])
+    axes.set_ylim(top=1.0)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8)
+    save_figure(figure, out)
 
 
 def draw_cosine_histogram(measurement: Measurement, results: Results, out: Path) -> None:
@@ -94,28 +133,38 @@ def draw_capsule_paths(measurement: Measurement, results: Results, out: Path) ->
 
 
 def measure_logit_changes(
-    context: MeasurementContext, net: TrainedRun, n_images: int = 1_000, iterations: int = 6
+    context: MeasurementContext, n_images: int = 1_000, iterations: int = 6, **stages: TrainedRun
 ) -> dict[str, Any]:
-    """Measure the mean change of routing logits and couplings per iteration, before and after training."""
-    untrained = create_model(net.spec.model, **net.spec.model_options)
+    """Measure the mean change of routing logits and couplings per iteration at several points of a training.
+
+    Args:
+        context: context of the measurement.
+        n_images: number of test images.
+        iterations: number of routing iterations, usually more than in training.
+        stages: the network at points of its training, by name; ``untrained``, its initial weights, is added.
+    """
+    first = next(iter(stages.values()))
+    models = {"untrained": build_network(first.spec), **{stage: net.model for stage, net in stages.items()}}
     numbers: dict[str, Any] = {}
-    for stage, model in (("untrained", untrained), ("trained", net.model)):
-        result: LogitChange = context.analyze(net, "logits", n_images, model=model, iterations=iterations)
+    for stage, model in models.items():
+        result: LogitChange = context.analyze(first, "logits", n_images, model=model, iterations=iterations)
         changes = zip(result.change[-1], result.coupling_change[-1], strict=True)
         for iteration, (logit, coupling) in enumerate(changes, start=1):
             numbers[f"{stage} {iteration}"] = float(logit)
             numbers[f"{stage} coupling {iteration}"] = float(coupling)
         numbers |= result_to_dict(result, f"{stage}_")
-    return numbers
+    return numbers | {f"{stage}_steps": net.step for stage, net in stages.items()}
 
 
 def draw_logit_changes(measurement: Measurement, results: Results, out: Path) -> None:
-    """Draw the change per iteration, before and after training."""
+    """Draw the change per iteration, one curve per point of the training."""
     numbers = results.first(measurement)
     if numbers is None:
         return
-    stages = {stage: result_from_dict(LogitChange, numbers, f"{stage}_") for stage in ("untrained", "trained")}
-    draw_logit_change(stages, out, results.title)
+    labels = {f"{numbers[f'{stage}_steps']:,} steps": stage for stage in measurement.runs}
+    stages = {"untrained": "untrained", **labels}
+    changes = {label: result_from_dict(LogitChange, numbers, f"{stage}_") for label, stage in stages.items()}
+    draw_logit_change(changes, out, results.title)
 
 
 def measure_affine_robustness(
