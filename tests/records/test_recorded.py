@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RECORDS = ROOT / "results/papers/cpu"
 FILES = sorted(RECORDS.glob("*/*.json"))
 RECORDED = {  # items that have to be run at the scale cpu
-    "sabour2017": ("table1", "fig3", "fig4", "fig5", "figa1", "sec52"),
+    "sabour2017": ("table1", "fig3", "fig4", "fig5", "sec52"),
     "choi2019": ("table1", "table3", "fig4"),
     "tsai2020": ("table1", "fig4", "ablations"),
     "yang2021": ("table2", "fig4"),

@@ -106,6 +106,8 @@ FIG_A1 = Item(
             "logits change less in later iterations, from the start of the training",
             ("iteration 5", "1/64 of the steps"),
             ("iteration 2", "1/64 of the steps"),
+            convergence="not applicable",
+            convergence_reason="the claim is about the start of the training",
         ),
         Claim(
             "logits change less in later iterations, at the end of the training",
