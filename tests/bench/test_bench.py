@@ -1,6 +1,7 @@
 """Benchmark: the naive baseline computes the same, disagreeing cases are not timed, and the command reports both."""
 
 import copy
+import itertools
 import json
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import torch
 
 from tests.cli.commands import run_command, usage_error
 from tests.tolerances import SAME, relative_rms
-from torchcaps.bench import CASES, Case, compare, matmul_rate, measure_case, use_naive_votes
+from torchcaps.bench import CASES, Case, compare, matmul_rate, measure_case, training, use_naive_votes
 from torchcaps.bench.cases import Work
 from torchcaps.bench.data import measure_batch
 from torchcaps.bench.growth import BATCH_SIZES, CONV, DENSE, ITERATIONS, draw_growth
@@ -141,6 +142,26 @@ def test_overhead_of_the_loop_counts_all_steps_but_the_first() -> None:
     assert row["kind"] == "loop"
     assert row["step_seconds"] > 0
     assert row["overhead_fraction"] == row["overhead_seconds"] / row["step_seconds"]
+
+
+def test_phases_are_timed_by_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a clock that advances by 1 at each call, a step takes 4: forward, loss, backward and optimizer step."""
+    network, loss = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 2)), torch.nn.MSELoss()
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    monkeypatch.setattr(training.time, "process_time", itertools.count().__next__)
+    timer = training.PhaseTimer(network, loss, optimizer)
+    seconds = []
+    for closed in (False, False, True):
+        if closed:
+            timer.close()
+        optimizer.zero_grad()
+        value = loss(network(torch.ones(4, 3)), torch.zeros(4, 2))
+        seconds.append(timer.seconds)
+        (0.5 * value).backward()
+        seconds.append(timer.seconds)
+        optimizer.step()
+        seconds.append(timer.seconds)
+    assert seconds == [2, 3, 4, 6, 7, 8, 8, 8, 8]
 
 
 def test_loading_is_compared_with_a_step() -> None:

@@ -13,11 +13,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.autograd.graph import register_multi_grad_hook
 
 from torchcaps.bench.timing import num_threads
 from torchcaps.training import RunSpec
@@ -34,36 +36,55 @@ PROCESS_STEPS = {"sabour2017_mnist": (2, 10), "capsnet_small": (10, 110)}  # two
 STARTUP_REPEAT = 5
 
 
-class Stopwatch:
-    """Accumulates the CPU time of functions."""
+class PhaseTimer:
+    """CPU time that training spends in forward pass, loss, backward pass and optimizer step, by hooks of torch.
 
-    def __init__(self) -> None:
+    Args:
+        network, loss, optimizer: the modules and the optimizer of the run. The backward pass lasts from the gradient of
+            the loss to that of the last parameter.
+    """
+
+    def __init__(self, network: nn.Module, loss: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self.seconds = 0.0
+        self._start = 0.0
+        self._handles = [
+            network.register_forward_pre_hook(self._begin),
+            network.register_forward_hook(self._end),
+            loss.register_forward_pre_hook(self._begin),
+            loss.register_forward_hook(self._end_loss),
+            register_multi_grad_hook([p for p in network.parameters() if p.requires_grad], self._end),
+            optimizer.register_step_pre_hook(self._begin),
+            optimizer.register_step_post_hook(self._end),
+        ]
 
-    def wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function with its time added to ``seconds`` at each call."""
+    def _begin(self, *_: Any) -> None:
+        self._start = time.process_time()
 
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            start = time.process_time()
-            try:
-                return function(*args, **kwargs)
-            finally:
-                self.seconds += time.process_time() - start
+    def _end(self, *_: Any) -> None:
+        self.seconds += time.process_time() - self._start
 
-        return timed
+    def _end_loss(self, module: nn.Module, inputs: tuple[Any, ...], value: Tensor) -> None:
+        self._end()
+        value.register_hook(self._begin)  # the first gradient of the backward pass
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
 
 
 class _StepTimes(ConsoleLogger):
-    """Logger that records the CPU time after each step: in total, and in the parts that a stopwatch measures."""
+    """Logger that records the CPU time after each step: in total, and in the phases that `PhaseTimer` measures."""
 
-    def __init__(self, stopwatch: Stopwatch) -> None:
+    def __init__(self) -> None:
         super().__init__(enabled=False)
-        self._stopwatch = stopwatch
+        self.phases: PhaseTimer | None = None
         self.times: list[tuple[float, float]] = []
         self.last_wall = 0.0
 
     def on_step(self, *args: Any, **kwargs: Any) -> None:
-        self.times.append((time.process_time(), self._stopwatch.seconds))
+        assert self.phases is not None
+        self.times.append((time.process_time(), self.phases.seconds))
         self.last_wall = time.perf_counter()
 
 
@@ -71,19 +92,14 @@ def measure_loop(name: str, n_steps: int) -> dict[str, Any]:
     """Train for some steps and return the record row of the loop's overhead."""
     spec = RunSpec.of(name, data="digits", num_threads=1, val_fraction=0.0, steps=n_steps)
     images = dataclasses.replace(open_data(spec), test=None)  # no evaluation
-    stopwatch = Stopwatch()
-    console = _StepTimes(stopwatch)
+    console = _StepTimes()
     with tempfile.TemporaryDirectory() as parent, RunDirectory.create(Path(parent) / "run", "run") as directory:
         trainer = Trainer(spec, directory, Engine(spec), images, build_network(spec), console)
-        trainer.network.forward = stopwatch.wrap(trainer.network.forward)  # type: ignore[method-assign]
-        trainer.loss.forward = stopwatch.wrap(trainer.loss.forward)
-        trainer.optimizer.optimizer.step = stopwatch.wrap(trainer.optimizer.optimizer.step)
-        backward = torch.Tensor.backward
-        torch.Tensor.backward = stopwatch.wrap(backward)  # type: ignore[method-assign]
+        console.phases = PhaseTimer(trainer.network, trainer.loss, trainer.optimizer.optimizer)
         try:
             trainer.train()
         finally:
-            torch.Tensor.backward = backward  # type: ignore[method-assign]
+            console.phases.close()
             if trainer.metrics is not None:
                 trainer.metrics.close()
         epoch_end = (time.perf_counter() - console.last_wall) / trainer.batches_per_epoch
