@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.bad_input.rejection import Rejection, check_rejection
-from torchcaps.metrics import coupling_entropy, dead_capsules, exact_set_match, top_k_set_match
+from torchcaps.metrics import coupling_entropy, dead_fraction, exact_set_match, top_k_set_match
 
 SCORES = torch.tensor([[0.9, 0.1, 0.8, 0.2], [0.9, 0.8, 0.1, 0.2], [0.1, 0.2, 0.3, 0.9]])
 
@@ -42,14 +42,14 @@ def test_entropy_of_uniform_and_one_hot_couplings() -> None:
 
 def test_dead_capsules() -> None:
     activity = torch.tensor([[0.9, 0.01, 0.0, 0.04], [0.0, 0.02, 0.0, 0.06]])
-    assert float(dead_capsules(activity)) == 0.5
-    assert float(dead_capsules(activity, threshold=0.015)) == 0.25
+    assert float(dead_fraction(activity)) == 0.5
+    assert float(dead_fraction(activity, threshold=0.015)) == 0.25
 
 
 def test_thresholds_are_exclusive() -> None:
     scores = torch.tensor([[0.5, 0.75]])
     assert exact_set_match(scores, torch.tensor([1])).tolist() == [True]  # 0.5 is not above 0.5
-    assert float(dead_capsules(torch.tensor([[0.05, 0.06]]))) == 0.5  # 0.05 is not above 0.05
+    assert float(dead_fraction(torch.tensor([[0.05, 0.06]]))) == 0.5  # 0.05 is not above 0.05
 
 
 nan = torch.full((3, 4), float("nan"))
@@ -65,11 +65,11 @@ REJECTIONS = {
     "entropy NaN": Rejection(lambda: coupling_entropy(nan), ValueError, "coupling", "12", "NaN"),
     "entropy negative": Rejection(lambda: coupling_entropy(-SCORES), ValueError, "coupling", "-0.9", "negative"),
     "entropy of one": Rejection(lambda: coupling_entropy(torch.ones(2, 1)), ValueError, "coupling", "1", "two"),
-    "dead NaN": Rejection(lambda: dead_capsules(nan), ValueError, "activity", "12", "NaN"),
+    "dead NaN": Rejection(lambda: dead_fraction(nan), ValueError, "activity", "12", "NaN"),
     "dead dtype": Rejection(
-        lambda: dead_capsules(labels[None]), TypeError, "activity", "torch.int64", "floating-point"
+        lambda: dead_fraction(labels[None]), TypeError, "activity", "torch.int64", "floating-point"
     ),
-    "dead batch": Rejection(lambda: dead_capsules(torch.rand(0, 3)), ValueError, "activity", "[0, 3]", "[B, ...]"),
+    "dead batch": Rejection(lambda: dead_fraction(torch.rand(0, 3)), ValueError, "activity", "[0, 3]", "[B, ...]"),
 }
 
 

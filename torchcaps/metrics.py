@@ -7,7 +7,7 @@ from torchcaps._core.labels import as_multi_hot
 from torchcaps._core.stats import wilson_interval
 from torchcaps._core.validation import check_no_nan
 
-__all__ = ["coupling_entropy", "dead_capsules", "exact_set_match", "top_k_set_match", "wilson_interval"]
+__all__ = ["coupling_entropy", "dead_fraction", "exact_set_match", "top_k_set_match", "wilson_interval"]
 
 
 def top_k_set_match(scores: Tensor, labels: Tensor, k: int | None = None) -> Tensor:
@@ -68,7 +68,7 @@ def coupling_entropy(coupling: Tensor, dim: int = -1) -> Tensor:
     return torch.special.entr(fraction).sum(dim) / torch.log(torch.tensor(float(n), dtype=coupling.dtype))
 
 
-def dead_capsules(activity: Tensor, threshold: float = 0.05) -> Tensor:
+def dead_fraction(activity: Tensor, threshold: float = 0.05) -> Tensor:
     """Return the fraction of capsules whose activity exceeds ``threshold`` for no image of the batch.
 
     Args:

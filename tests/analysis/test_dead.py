@@ -53,7 +53,7 @@ def test_a_capsule_active_on_one_image_is_not_dead() -> None:
     primary = dead_capsules(model, images, threshold, batch_size=3).layers[0]
     assert primary.peak is not None
     assert relative_rms(primary.peak, lengths.amax(0)) < SAME[torch.float32]
-    assert abs(primary.fraction - float(metrics.dead_capsules(lengths, threshold))) < SAME[torch.float32]
+    assert abs(primary.fraction - float(metrics.dead_fraction(lengths, threshold))) < SAME[torch.float32]
     assert (primary.n, primary.n_dead) == (144, 72)
 
 

@@ -1,4 +1,4 @@
-"""Invalid arguments of `create_model` and `register`, and invalid inputs of models."""
+"""Invalid arguments of `create_model` and `register_model`, and invalid inputs of models."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ import torch
 from tests.bad_input.rejection import Rejection, check_rejection
 from tests.models.narrow import narrow
 from torchcaps import create_model
-from torchcaps.models import LossConfig, OptimizerConfig, Recipe, Sabour2017, register
+from torchcaps.models import LossConfig, OptimizerConfig, Recipe, Sabour2017, register_model
 from torchcaps.routing import Dynamic
 
 SABOUR, CNN = "sabour2017_mnist", "sabour2017_cnn_mnist"
@@ -113,9 +113,11 @@ OTHERS = {
     "loss of a tensor": Rejection(
         lambda: narrow(SABOUR).loss()(torch.rand(2, 10), torch.tensor([1, 2])), TypeError, "output", "Tensor"
     ),
-    "registered name": Rejection(lambda: register(SABOUR, Sabour2017()), ValueError, "model", f"'{SABOUR}'"),
-    "unknown recipe field": Rejection(lambda: register("mine", Sabour2017(), foo=3), ValueError, "Recipe", "'foo'"),
-    "spec": Rejection(lambda: register("mine", 3), TypeError, "spec", "int"),  # type: ignore[arg-type]
+    "registered name": Rejection(lambda: register_model(SABOUR, Sabour2017()), ValueError, "model", f"'{SABOUR}'"),
+    "unknown recipe field": Rejection(
+        lambda: register_model("mine", Sabour2017(), foo=3), ValueError, "Recipe", "'foo'"
+    ),
+    "spec": Rejection(lambda: register_model("mine", 3), TypeError, "spec", "int"),  # type: ignore[arg-type]
     "learning rate": Rejection(lambda: OptimizerConfig("adam", 0.0), ValueError, "lr", "0.0", "0"),
     "optimizer": Rejection(
         lambda: OptimizerConfig("lion", 1.0),  # type: ignore[arg-type]

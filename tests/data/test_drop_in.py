@@ -17,7 +17,7 @@ from typing import ClassVar
 import torch
 
 from torchcaps.data.base import Dataset, DataSpec, ImageSet, ImageShape, LoadRequest
-from torchcaps.data.registry import register
+from torchcaps.data.registry import register_dataset
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Bars(DataSpec):
         return ImageSet(request.name, request.split, images, torch.arange(48) % 2, ["vertical", "horizontal"])
 
 
-register("bars", Bars())
+register_dataset("bars", Bars())
 '''
 
 SCRIPT = """

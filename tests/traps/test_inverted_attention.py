@@ -9,7 +9,7 @@ import torch
 
 from tests.reference import inverted_attention as reference
 from tests.reference.sites import dense_sites
-from tests.tolerances import EXACT, REFERENCE, assert_all_equal, largest_difference
+from tests.tolerances import EXACT, REFERENCE, assert_all_equal, assert_different, largest_difference
 from torchcaps import Capsules, route
 from torchcaps.nn import CapsuleStack, ConvCapsules, DenseCapsules, PrimaryCapsules
 from torchcaps.routing import Dynamic, InvertedAttention
@@ -120,7 +120,7 @@ def test_trap_32_schedules_agree_for_one_iteration_and_in_the_first_layer() -> N
             concurrent[0], sequential[0], rtol=0, atol=EXACT
         )  # the children of the first layer are the input
         for layer in (1, 2):
-            assert not torch.allclose(concurrent[layer], sequential[layer], atol=1e-6)
+            assert_different(concurrent[layer], sequential[layer], atol=1e-6)
 
 
 def test_trap_35_primary_convolution_has_no_bias() -> None:
@@ -159,7 +159,7 @@ def test_activations_weight_the_votes() -> None:
     activation = torch.rand(2, 6, dtype=torch.float64)
     parents = route(votes, routing, activation)
     assert parents.activation is not None
-    assert not torch.allclose(parents.pose, route(votes, routing, activation / 2 + 0.5).pose)
+    assert_different(parents.pose, route(votes, routing, activation / 2 + 0.5).pose)
     inactive = activation.clone()
     inactive[:, 0] = 0
     changed = votes.clone()

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from tests.bad_input.rejection import Rejection, check_rejection
 from tests.reference import quadratic as reference
-from tests.tolerances import EXACT, REFERENCE, assert_all_equal, largest_difference
+from tests.tolerances import EXACT, REFERENCE, assert_all_equal, assert_different, largest_difference
 from torchcaps import Capsules, route
 from torchcaps.nn import CapsuleStack, ConvCapsules, DenseCapsules, PrimaryCapsules, squash
 from torchcaps.routing import Quadratic, RoutingDivergence
@@ -145,13 +145,13 @@ def test_trap_48_ascent_changes_coefficients_only_and_descent_weights_only() -> 
     assert layer.weight.grad is None
     torch.testing.assert_close(layer.weight.detach(), weight, rtol=0, atol=0)
     updated = layer.coefficients["coefficient"].clone()
-    assert not torch.equal(updated, b)
+    assert_different(updated, b)
     assert not updated.requires_grad
     optimizer = torch.optim.SGD(layer.parameters(), 0.1)
     layer(pose).length().sum().backward()
     optimizer.step()
     torch.testing.assert_close(layer.coefficients["coefficient"], updated, rtol=0, atol=0)
-    assert not torch.equal(layer.weight, weight)
+    assert_different(layer.weight, weight)
     assert "coefficients.coefficient" in layer.state_dict()
 
 

@@ -13,7 +13,7 @@ from torchcaps.data.datasets.svhn import SVHN
 from torchcaps.data.geometry import CenterCrop, PadTo, RandomAffine, RandomCrop, RandomHorizontalFlip, RandomShift
 from torchcaps.data.loader import Loader
 from torchcaps.data.pipelines import Pipeline, create_pipeline, list_pipelines
-from torchcaps.data.registry import create_dataset, list_datasets, register
+from torchcaps.data.registry import create_dataset, list_datasets, register_dataset
 from torchcaps.data.storage import DataError, MissingDataError
 from torchcaps.data.transforms import (
     Normalize,
@@ -65,5 +65,5 @@ __all__ = [
     "create_pipeline",
     "list_datasets",
     "list_pipelines",
-    "register",
+    "register_dataset",
 ]

@@ -9,12 +9,12 @@ from torchcaps._core.registry import Registry, import_instance, is_import_path
 from torchcaps._core.validation import check_field_names, join_quoted
 from torchcaps.data.base import Dataset, DataSpec, LoadRequest
 
-__all__ = ["DATASETS", "create_dataset", "find_spec", "is_image_folder", "list_datasets", "register"]
+__all__ = ["DATASETS", "create_dataset", "find_spec", "is_image_folder", "list_datasets", "register_dataset"]
 
 DATASETS = Registry[DataSpec]("data set", "torchcaps.data.datasets")
 
 
-def register(name: str, spec: DataSpec) -> None:
+def register_dataset(name: str, spec: DataSpec) -> None:
     """Register a data set under a name.
 
     A module in ``torchcaps/data/datasets`` that calls this is found by itself: adding a data set takes one file.
@@ -46,7 +46,7 @@ def find_spec(name: str, **options: Any) -> DataSpec:
     if is_path and name not in DATASETS:
         raise ValueError(f"{name} is neither an existing directory nor the name of a data set")
     if is_import_path(name) and name not in DATASETS:
-        register(name, import_instance(name, DataSpec))
+        register_dataset(name, import_instance(name, DataSpec))
     spec = DATASETS.get(name)
     check_field_names(type(spec), options, name)
     return dataclasses.replace(spec, **options)

@@ -22,7 +22,7 @@ from torchcaps.models.heads import Output
 from torchcaps.models.hinton2018 import Hinton2018
 from torchcaps.models.network import CapsuleNetwork, ConvNetwork, Network
 from torchcaps.models.recipe import LossConfig, Objective, OptimizerConfig, Recipe
-from torchcaps.models.registry import MODELS, create_model, list_models, register
+from torchcaps.models.registry import MODELS, create_model, list_models, register_model
 from torchcaps.models.sabour2017 import Sabour2017
 from torchcaps.models.spec import CapsuleSpec, ModelSpec
 from torchcaps.models.tsai2020 import Tsai2020, Tsai2020Diverse, Tsai2020Dynamic, Tsai2020EM
@@ -60,7 +60,7 @@ __all__ = [
     "Yang2021",
     "create_model",
     "list_models",
-    "register",
+    "register_model",
 ]
 
 

@@ -9,7 +9,7 @@ from torchcaps.models.blocks import add_resnet
 from torchcaps.models.builder import Layers
 from torchcaps.models.network import ConvNetwork
 from torchcaps.models.recipe import LossConfig, OptimizerConfig, Recipe
-from torchcaps.models.registry import by_preset, register
+from torchcaps.models.registry import by_preset, register_model
 from torchcaps.models.schedules import Exponential, Inverse
 from torchcaps.models.spec import Image, ModelSpec
 from torchcaps.models.tsai2020 import tsai_recipe
@@ -322,10 +322,10 @@ class LeNet(ModelSpec):
         return ChenFlatCNN().recipe()
 
 
-register(
+register_model(
     "sabour2017_cnn_mnist", FlatCNN(), "35.4M", n_parameters=35_445_522, data="mnist", augmentation="sabour2017.mnist"
 )
-register(
+register_model(
     "sabour2017_cnn_multimnist",
     PooledCNN(),
     "24.56M",
@@ -334,7 +334,7 @@ register(
     augmentation="sabour2017.multimnist",
     lr_schedule=Exponential(0.96, 20_000, floor=1e-3),
 )
-register(
+register_model(
     "sabour2017_cnn_affnist",
     PooledCNN(image=(1, 40, 40), features=320, dropout=0.5, n_objects=1),
     n_parameters=11_514_570,
@@ -348,17 +348,19 @@ for _data, _classes, _cnn, _resnet in (
     ("cifar100", 100, ("19.01M", 19_011_684), ("11.22M", 11_220_132)),
 ):
     _recipe: dict[str, Any] = {"data": _data, "augmentation": f"tsai2020.{_data}"}
-    register(f"tsai2020_cnn_{_data}", TsaiCNN(classes=_classes), _cnn[0], n_parameters=_cnn[1], **_recipe)
-    register(f"tsai2020_resnet18_{_data}", ResNet18(classes=_classes), _resnet[0], n_parameters=_resnet[1], **_recipe)
-register("tsai2020_diverse_cnn", TsaiDiverseCNN(), n_parameters=19_553_162, data="diverse-multimnist")
-register(
+    register_model(f"tsai2020_cnn_{_data}", TsaiCNN(classes=_classes), _cnn[0], n_parameters=_cnn[1], **_recipe)
+    register_model(
+        f"tsai2020_resnet18_{_data}", ResNet18(classes=_classes), _resnet[0], n_parameters=_resnet[1], **_recipe
+    )
+register_model("tsai2020_diverse_cnn", TsaiDiverseCNN(), n_parameters=19_553_162, data="diverse-multimnist")
+register_model(
     "tsai2020_diverse_cnn_fc", TsaiDiverseCNN(pool=False), "42.49M", n_parameters=42_490_762, data="diverse-multimnist"
 )
-register(
+register_model(
     "chen2019_cnn_mnist", ChenFlatCNN(), "35.4M", n_parameters=35_445_522, data="mnist", augmentation="chen2019.mnist"
 )
-register("chen2019_lenet", LeNet(), n_parameters=431_080, data="mnist", augmentation="chen2019.mnist")
-register(
+register_model("chen2019_lenet", LeNet(), n_parameters=431_080, data="mnist", augmentation="chen2019.mnist")
+register_model(
     "chen2019_cnn_cifar10",
     ChenCNN(),
     "9.6M",

@@ -9,7 +9,7 @@ from torch import nn
 from torchcaps.models import init
 from torchcaps.models.network import CapsuleNetwork
 from torchcaps.models.recipe import LossConfig, OptimizerConfig, Recipe
-from torchcaps.models.registry import by_preset, register
+from torchcaps.models.registry import by_preset, register_model
 from torchcaps.models.schedules import Exponential, Inverse
 from torchcaps.models.spec import CapsuleSpec, Image, ModelSpec
 from torchcaps.routing import Dynamic, Routing, Trainable
@@ -231,9 +231,9 @@ _SMALL: dict[str, Any] = {"image": (3, 32, 32), "width": 64, "dim": 8, "reconstr
 _MNIST: dict[str, Any] = {"data": "mnist", "augmentation": "chen2019.mnist"}
 _CIFAR: dict[str, Any] = {"data": "cifar10", "augmentation": "chen2019.cifar10", "loss": _cifar_loss}
 _SGD, _STEPS = OptimizerConfig("sgd", 1e-3, momentum=0.9), Exponential(0.6, 8000, staircase=True)
-register("chen2019_fc_mnist", Chen2019(), "8.2M", n_parameters=8_227_088, **_MNIST)
-register("chen2019_conv_mnist", Chen2019(layer="conv"), "6.9M", n_parameters=6_895_888, **_MNIST)
-register(
+register_model("chen2019_fc_mnist", Chen2019(), "8.2M", n_parameters=8_227_088, **_MNIST)
+register_model("chen2019_conv_mnist", Chen2019(layer="conv"), "6.9M", n_parameters=6_895_888, **_MNIST)
+register_model(
     "chen2019_fc_cifar10",
     Chen2019(**_SMALL),
     "2.67M",
@@ -242,7 +242,7 @@ register(
     optimizer=_SGD,
     lr_schedule=_STEPS,
 )
-register(
+register_model(
     "chen2019_conv_cifar10",
     Chen2019(**_SMALL, layer="conv", rows=1),
     "2.67M",
@@ -251,9 +251,11 @@ register(
     optimizer=_SGD,
     lr_schedule=_STEPS,
 )
-register("chen2019_multi_cifar10", Chen2019Multi(), "716K", n_parameters=750_816, published_rule="unmatched", **_CIFAR)
-register("chen2019_dynamic_mnist", Chen2019Dynamic(), "8.2M", n_parameters=8_215_568, **_MNIST)
-register(
+register_model(
+    "chen2019_multi_cifar10", Chen2019Multi(), "716K", n_parameters=750_816, published_rule="unmatched", **_CIFAR
+)
+register_model("chen2019_dynamic_mnist", Chen2019Dynamic(), "8.2M", n_parameters=8_215_568, **_MNIST)
+register_model(
     "chen2019_dynamic_cifar10",
     Chen2019Dynamic(**_SMALL),
     "2.67M",

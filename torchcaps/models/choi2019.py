@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from torchcaps.models import init
 from torchcaps.models.network import CapsuleNetwork
 from torchcaps.models.recipe import LossConfig, OptimizerConfig, Recipe
-from torchcaps.models.registry import by_preset, register
+from torchcaps.models.registry import by_preset, register_model
 from torchcaps.models.schedules import Milestones, Product, TimeDecay
 from torchcaps.models.spec import CapsuleSpec, Image
 from torchcaps.nn import CapsuleActivation
@@ -107,7 +107,7 @@ class Choi2019(CapsuleSpec):
         )
 
 
-register(
+register_model(
     "choi2019_mnist",
     Choi2019(),
     "5.31M",
@@ -116,7 +116,7 @@ register(
     data="mnist",
     augmentation=by_preset("choi2019.mnist+", "choi2019.mnist+official"),
 )
-register(
+register_model(
     "choi2019_affnist",
     Choi2019(image=(1, 40, 40), dim=16),
     n_parameters=3_500_832,
@@ -125,7 +125,7 @@ register(
     augmentation=by_preset("choi2019.affnist", "choi2019.affnist-official"),
     note="digits padded to 40x40 and shifted by up to 0.2; the paper selects the epoch on affNIST's validation set",
 )
-register(
+register_model(
     "choi2019_cifar10",
     Choi2019(image=(3, 32, 32), depth=4),
     "9.6M",

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torchcaps.models.builder import Layers
 from torchcaps.models.network import CapsuleNetwork
 from torchcaps.models.recipe import LossConfig, OptimizerConfig, Recipe
-from torchcaps.models.registry import register
+from torchcaps.models.registry import register_model
 from torchcaps.models.schedules import Exponential
 from torchcaps.models.spec import CapsuleSpec, Image
 from torchcaps.routing import EM, Routing
@@ -99,7 +99,7 @@ class Hinton2018(CapsuleSpec):
         )
 
 
-register(
+register_model(
     "hinton2018_smallnorb",
     Hinton2018(),
     n_parameters=316_394,

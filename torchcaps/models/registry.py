@@ -12,7 +12,7 @@ from torchcaps.models.network import Network
 from torchcaps.models.recipe import Recipe
 from torchcaps.models.spec import ModelSpec
 
-__all__ = ["MODELS", "ModelEntry", "by_preset", "create_model", "find_model", "list_models", "register"]
+__all__ = ["MODELS", "ModelEntry", "by_preset", "create_model", "find_model", "list_models", "register_model"]
 
 PublishedRule = Literal["rounded", "keras", "unmatched"]
 
@@ -54,7 +54,7 @@ class ModelEntry:
 MODELS: Registry[ModelEntry] = Registry("model", "torchcaps.models")
 
 
-def register(
+def register_model(
     name: str,
     spec: ModelSpec,
     published: str = "",
@@ -81,7 +81,7 @@ def find_model(name: str) -> ModelEntry:
             registered under that path.
     """
     if is_import_path(name) and name not in MODELS:
-        register(name, import_instance(name, ModelSpec))
+        register_model(name, import_instance(name, ModelSpec))
     return MODELS.get(name)
 
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 from torchcaps.models import init
 from torchcaps.models.network import CapsuleNetwork
 from torchcaps.models.recipe import LossConfig, OptimizerConfig, Recipe
-from torchcaps.models.registry import by_preset, register
+from torchcaps.models.registry import by_preset, register_model
 from torchcaps.models.schedules import Exponential
 from torchcaps.models.spec import CapsuleSpec, Image
 from torchcaps.routing import Dynamic, Routing
@@ -126,10 +126,10 @@ class Sabour2017(CapsuleSpec):
         )
 
 
-register(
+register_model(
     "sabour2017_mnist", Sabour2017(), "8.2M", n_parameters=8_215_568, data="mnist", augmentation="sabour2017.mnist"
 )
-register(
+register_model(
     "sabour2017_multimnist",
     Sabour2017(image=(1, 36, 36), n_objects=2),
     "11.36M",
@@ -138,7 +138,7 @@ register(
     augmentation="sabour2017.multimnist",
     lr_schedule=Exponential(0.96, 20_000, floor=1e-3),
 )
-register(
+register_model(
     "sabour2017_affnist",
     Sabour2017(image=(1, 40, 40), reconstruction=False),
     n_parameters=11_227_904,
@@ -147,7 +147,7 @@ register(
     augmentation="sabour2017.expanded-mnist",
     note="the paper stops training at 99.23 % accuracy on the test set of expanded MNIST",
 )
-register(
+register_model(
     "sabour2017_cifar10",
     Sabour2017(image=(3, 24, 24), types=64, routing=Dynamic(3, leak=True), padding="same", reconstruction=False),
     n_parameters=22_476_288,
@@ -156,14 +156,14 @@ register(
     steps=600_000,
     note="the published error of 10.6 % is that of an ensemble of seven models",
 )
-register(
+register_model(
     "sabour2017_smallnorb",
     Sabour2017(image=(2, 32, 32), classes=5, reconstruction=False),
     n_parameters=6_661_120,
     data="smallnorb",
     augmentation=by_preset("sabour2017.smallnorb", "sabour2017.smallnorb-official"),
 )
-register(
+register_model(
     "sabour2017_svhn",
     Sabour2017(image=(3, 32, 32), width=64, types=16, primary_dim=6, dim=8, reconstruction=False),
     n_parameters=1_004_896,

@@ -10,7 +10,7 @@ from torchcaps.models.heads import HeadName, default_head
 from torchcaps.models.hinton2018 import add_em_capsules
 from torchcaps.models.network import CapsuleNetwork
 from torchcaps.models.recipe import LossConfig, OptimizerConfig, Recipe
-from torchcaps.models.registry import register
+from torchcaps.models.registry import register_model
 from torchcaps.models.schedules import Milestones
 from torchcaps.models.spec import CapsuleSpec, Image
 from torchcaps.routing import EM, Dynamic, InvertedAttention, Routing
@@ -340,7 +340,7 @@ class Tsai2020Diverse(CapsuleSpec):
 
 def _register(name: str, spec: CapsuleSpec, published: str, n_parameters: int, data: str) -> None:
     augmentation = "" if data == "diverse-multimnist" else f"tsai2020.{data}"
-    register(f"tsai2020_{name}", spec, published, n_parameters=n_parameters, data=data, augmentation=augmentation)
+    register_model(f"tsai2020_{name}", spec, published, n_parameters=n_parameters, data=data, augmentation=augmentation)
 
 
 _CIFAR100 = {"classes": 100, "dim": 36, "dense": (20,)}

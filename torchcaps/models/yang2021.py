@@ -7,7 +7,7 @@ from torchcaps._core.validation import check_range
 from torchcaps.models import init
 from torchcaps.models.network import CapsuleNetwork
 from torchcaps.models.recipe import LossConfig, OptimizerConfig, Recipe
-from torchcaps.models.registry import register
+from torchcaps.models.registry import register_model
 from torchcaps.models.schedules import Exponential
 from torchcaps.models.spec import CapsuleSpec, Image
 from torchcaps.routing import Quadratic, Routing
@@ -107,7 +107,7 @@ class Yang2021(CapsuleSpec):
         )
 
 
-register(
+register_model(
     "yang2021_mnist",
     Yang2021(),
     n_parameters=8_215_568,
@@ -118,14 +118,14 @@ register(
     batch_size=lambda spec: 128 if spec.reconstruction else 32,
     note="the paper does not specify the initial lr, the steps and the batch size with reconstruction",
 )
-register(
+register_model(
     "yang2021_fashion_mnist",
     Yang2021(),
     n_parameters=8_215_568,
     data="fashion-mnist",
     note="the paper does not specify the number of steps",
 )
-register(
+register_model(
     "yang2021_cifar10",
     Yang2021(image=(3, 24, 24), types=64, slope=0.2, padding="same", reconstruction=False),
     n_parameters=22_476_288,
@@ -135,7 +135,7 @@ register(
     steps=600_000,
     note="settings of Sabour 2017, single model",
 )
-register(
+register_model(
     "yang2021_multimnist",
     Yang2021(image=(1, 36, 36), n_objects=2, reconstruction=False),
     n_parameters=9_425_664,

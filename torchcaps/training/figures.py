@@ -19,7 +19,7 @@ from torchcaps.training.setup import limit_images
 
 __all__ = [
     "draw_confusion",
-    "draw_curves",
+    "draw_learning_curves",
     "draw_prediction",
     "draw_run",
     "write_image",
@@ -48,7 +48,7 @@ def draw_run(
         name: title.
     """
     paths = [directory / "curves.png"]
-    draw_curves(rows, paths[0], name)
+    draw_learning_curves(rows, paths[0], name)
     if loader is None:
         return paths
     analyses = ["predictions"]
@@ -66,7 +66,7 @@ def draw_run(
     return paths
 
 
-def draw_curves(rows: list[dict[str, Any]], out: Path, title: str = "") -> None:
+def draw_learning_curves(rows: list[dict[str, Any]], out: Path, title: str = "") -> None:
     """Draw loss, error rate and learning rate against epochs.
 
     Args:

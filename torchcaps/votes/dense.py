@@ -18,7 +18,7 @@ from torchcaps.capsules import disable_autocast
 from torchcaps.votes.base import Votes
 from torchcaps.votes.wiring import Wiring
 
-__all__ = ["DenseVotes", "bias_gradient", "concat_children", "slot_gradient", "transform", "weight_gradient"]
+__all__ = ["DenseVotes", "bias_gradient", "compute_votes", "concat_children", "slot_gradient", "weight_gradient"]
 
 
 def concat_children(children: list[Tensor], rows: int) -> Tensor:
@@ -30,7 +30,7 @@ def concat_children(children: list[Tensor], rows: int) -> Tensor:
     return matrices[0] if len(matrices) == 1 else torch.cat(matrices, dim=-1)
 
 
-def transform(slots: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def compute_votes(slots: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return the votes ``[B, *L, I, J, D]`` of these slots."""
     votes = torch.einsum("b...iax,...ixjy->b...ijay", slots, weight).flatten(-2)
     return votes if bias is None else votes + bias
@@ -66,7 +66,7 @@ class DenseVotes(Votes):
         """Compute the votes of children ``[B, I, K]`` or ``[B, *G, N, K]``; for the other shapes see the module."""
         read = wiring.gather(pose)
         children = [read] if wiring.slot_kind == "capsule" else list(read.unbind(-2))
-        return cls(transform(concat_children(children, rows), weight, bias), wiring)
+        return cls(compute_votes(concat_children(children, rows), weight, bias), wiring)
 
     def sum(self, coupling: Tensor) -> Tensor:
         """Return ``s_j = Σ_i c_ij v_ij``."""

@@ -16,7 +16,7 @@ from torchcaps.votes import dispatch, reductions
 from torchcaps.votes.base import Attended, Votes
 from torchcaps.votes.cpu import kernel
 from torchcaps.votes.custom_ops import reduce_votes_op, sum_votes_op
-from torchcaps.votes.dense import bias_gradient, concat_children, slot_gradient, transform, weight_gradient
+from torchcaps.votes.dense import bias_gradient, compute_votes, concat_children, slot_gradient, weight_gradient
 from torchcaps.votes.dispatch import ChunkPlan, folds_mix, kernel_supports
 from torchcaps.votes.reductions import Reduction
 from torchcaps.votes.shared_coupling import FoldedSum, SumFunction, folded_mix, folded_sum, shared_by_images
@@ -54,7 +54,7 @@ def make_chunks(plan: ChunkPlan, pose: Tensor, weight: Tensor, bias: Tensor | No
         slots = concat_children(list(plan.wiring.windows(padded, start, stop)), plan.rows)
         chunk_weight = weight.narrow(-4, start, stop - start)
         chunk_bias = None if bias is None else bias.narrow(-3, start, stop - start)
-        yield Chunk(start, stop, slots, chunk_weight, transform(slots, chunk_weight, chunk_bias))
+        yield Chunk(start, stop, slots, chunk_weight, compute_votes(slots, chunk_weight, chunk_bias))
 
 
 def _limit_meta_chunks(chunks: Iterator[Chunk], pose: Tensor) -> Iterator[Chunk]:
@@ -71,7 +71,7 @@ def reduce_votes(
     the heap, which grew to several times the memory in use.
     """
     if kernel_supports(reduction, plan.wiring, pose, weight, bias, *arguments):
-        return kernel.reduce_votes(reduction, plan, pose, weight, bias, *arguments)
+        return kernel.forward_pass(reduction, plan, pose, weight, bias, *arguments)
     total: Tensor | None = None
     if reduction.slotted_result:
         total = pose.new_empty(pose.shape[0], *plan.wiring.sites, plan.wiring.n_slots, weight.shape[-2])
@@ -102,7 +102,7 @@ def reduce_gradients(
     if not torch.is_grad_enabled() and kernel_supports(
         reduction, plan.wiring, pose, weight, bias, gradient, *arguments
     ):
-        return kernel.reduce_gradients(reduction, plan, gradient, pose, weight, bias, *arguments)
+        return kernel.backward_pass(reduction, plan, gradient, pose, weight, bias, *arguments)
     padded_grad = torch.zeros_like(plan.wiring.pad(pose), memory_format=torch.contiguous_format)
     weight_grad = torch.zeros_like(weight)
     bias_grad = None if bias is None else torch.zeros_like(bias)

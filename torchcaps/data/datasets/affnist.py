@@ -13,7 +13,7 @@ from torchcaps.data.datasets.generated import GeneratedFromDigits
 from torchcaps.data.formats import check_labels
 from torchcaps.data.geometry import affine_matrix, warp_affine
 from torchcaps.data.mat import get_array, read_mat
-from torchcaps.data.registry import register
+from torchcaps.data.registry import register_dataset
 from torchcaps.data.storage import ArchiveMember, DataError, RemoteFile
 
 __all__ = ["AffNIST", "AffNISTStyle"]
@@ -158,5 +158,5 @@ def _shift_range(pixels: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
     return torch.minimum(low, center), torch.maximum(high, center)
 
 
-register("affnist", AffNIST())
-register("affnist-style", AffNISTStyle())
+register_dataset("affnist", AffNIST())
+register_dataset("affnist-style", AffNISTStyle())

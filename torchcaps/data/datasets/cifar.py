@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchcaps.data.base import Dataset, DataSpec, ImageSet, ImageShape, LoadRequest
 from torchcaps.data.formats import check_labels, read_bytes, read_pickle
-from torchcaps.data.registry import register
+from torchcaps.data.registry import register_dataset
 from torchcaps.data.storage import ArchiveMember, DataError, RemoteFile
 
 __all__ = ["CIFAR10", "CIFAR100"]
@@ -203,5 +203,5 @@ medium_mammals non-insect_invertebrates people reptiles small_mammals trees vehi
 
 FINE_CLASSES, COARSE_CLASSES = tuple(_FINE.split()), tuple(_COARSE.split())
 
-register("cifar10", CIFAR10())
-register("cifar100", CIFAR100())
+register_dataset("cifar10", CIFAR10())
+register_dataset("cifar100", CIFAR100())

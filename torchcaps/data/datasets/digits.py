@@ -10,7 +10,7 @@ from torch import Tensor
 from torchcaps._core.optional import import_optional
 from torchcaps._core.random import permute_indices
 from torchcaps.data.base import Dataset, DataSpec, ImageSet, ImageShape, LoadRequest
-from torchcaps.data.registry import register
+from torchcaps.data.registry import register_dataset
 
 __all__ = ["Digits"]
 
@@ -61,4 +61,4 @@ def _read_all() -> tuple[Tensor, Tensor]:
     return torch.tensor(pixels).to(torch.uint8).view(-1, 1, 28, 28), torch.tensor(labels)
 
 
-register("digits", Digits())
+register_dataset("digits", Digits())

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from torchcaps.data.base import Batch, Dataset, ImageSet, ImageShape
 from torchcaps.data.datasets.generated import GeneratedFromDigits, place_on_canvas
-from torchcaps.data.registry import register
+from torchcaps.data.registry import register_dataset
 
 __all__ = ["ExpandedMNIST"]
 
@@ -59,4 +59,4 @@ class _ExpandedDigits(Dataset):
         return Batch(images, self.source.labels[digits], images, indices)
 
 
-register("expanded-mnist", ExpandedMNIST())
+register_dataset("expanded-mnist", ExpandedMNIST())

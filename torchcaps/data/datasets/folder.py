@@ -12,7 +12,7 @@ import torch
 from torchcaps._core.validation import check_range, join_quoted
 from torchcaps.data.base import Dataset, DataSpec, ImageSet, LoadRequest
 from torchcaps.data.images import ImageFormat, infer_format, read_images
-from torchcaps.data.registry import register
+from torchcaps.data.registry import register_dataset
 from torchcaps.data.storage import DataError
 
 __all__ = ["Folder"]
@@ -209,4 +209,4 @@ def _find_images_by_class(directory: Path) -> dict[str, list[Path]]:
     return files
 
 
-register("folder", Folder())
+register_dataset("folder", Folder())

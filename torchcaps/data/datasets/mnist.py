@@ -7,7 +7,7 @@ import torch
 
 from torchcaps.data.base import Dataset, DataSpec, ImageSet, ImageShape, LoadRequest
 from torchcaps.data.formats import check_labels, read_idx
-from torchcaps.data.registry import register
+from torchcaps.data.registry import register_dataset
 from torchcaps.data.storage import DataError, RemoteFile
 
 __all__ = ["MNIST", "FashionMNIST"]
@@ -80,5 +80,5 @@ class FashionMNIST(MNIST):
     }
 
 
-register("mnist", MNIST())
-register("fashion-mnist", FashionMNIST())
+register_dataset("mnist", MNIST())
+register_dataset("fashion-mnist", FashionMNIST())

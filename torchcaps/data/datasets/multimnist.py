@@ -15,7 +15,7 @@ from torchcaps._core.random import CounterRNG
 from torchcaps._core.validation import check_range
 from torchcaps.data.base import Batch, Dataset, ImageSet, ImageShape
 from torchcaps.data.datasets.generated import GeneratedFromDigits, place_on_canvas
-from torchcaps.data.registry import register
+from torchcaps.data.registry import register_dataset
 
 __all__ = ["DiverseMultiMNIST", "MultiMNIST"]
 
@@ -189,6 +189,6 @@ def _add_clipped(first: Tensor, second: Tensor) -> Tensor:
     return first + torch.minimum(second, 255 - first)
 
 
-register("multimnist", MultiMNIST())
-register("multimnist-official", MultiMNIST(preset="official"))
-register("diverse-multimnist", DiverseMultiMNIST())
+register_dataset("multimnist", MultiMNIST())
+register_dataset("multimnist-official", MultiMNIST(preset="official"))
+register_dataset("diverse-multimnist", DiverseMultiMNIST())

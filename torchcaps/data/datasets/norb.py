@@ -10,7 +10,7 @@ from torch import Tensor
 from torchcaps._core.validation import check_range
 from torchcaps.data.base import Dataset, DataSpec, ImageSet, ImageShape, LoadRequest
 from torchcaps.data.formats import check_labels, read_norb_matrix
-from torchcaps.data.registry import register
+from torchcaps.data.registry import register_dataset
 from torchcaps.data.storage import DataError, RemoteFile
 
 __all__ = ["SmallNORB"]
@@ -138,5 +138,5 @@ class SmallNORB(DataSpec):
         return F.interpolate(images.float(), (self.size, self.size), mode="bilinear").round().to(torch.uint8)
 
 
-register("smallnorb", SmallNORB())
-register("smallnorb-left", SmallNORB(view="left"))
+register_dataset("smallnorb", SmallNORB())
+register_dataset("smallnorb-left", SmallNORB(view="left"))

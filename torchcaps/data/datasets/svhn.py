@@ -10,7 +10,7 @@ from torch import Tensor
 from torchcaps.data.base import Dataset, DataSpec, ImageSet, ImageShape, LoadRequest
 from torchcaps.data.formats import check_labels
 from torchcaps.data.mat import get_array, read_mat
-from torchcaps.data.registry import register
+from torchcaps.data.registry import register_dataset
 from torchcaps.data.storage import DataError, RemoteFile
 
 __all__ = ["SVHN"]
@@ -73,4 +73,4 @@ def _read(path: Path, checksum: str) -> tuple[Tensor, Tensor]:
     return images, class_indices
 
 
-register("svhn", SVHN())
+register_dataset("svhn", SVHN())

@@ -13,7 +13,7 @@ from torchcaps.votes.cpu.build import load_library
 from torchcaps.votes.dispatch import ChunkPlan
 from torchcaps.votes.reductions import Reduction, kernel_index
 
-__all__ = ["reduce_gradients", "reduce_votes"]
+__all__ = ["backward_pass", "forward_pass"]
 
 REGISTER_BYTES = 64  # the largest vector register (AVX-512): lanes are padded to a multiple of it
 
@@ -34,7 +34,7 @@ class Pass(ctypes.Structure):
     )
 
 
-def reduce_votes(
+def forward_pass(
     reduction: type[Reduction], plan: ChunkPlan, pose: Tensor, weight: Tensor, bias: Tensor | None, *arguments: Tensor
 ) -> Tensor:
     """Return the reduction of all votes; see `dispatch.kernel_supports` for the accepted arguments."""
@@ -48,7 +48,7 @@ def reduce_votes(
     return result
 
 
-def reduce_gradients(
+def backward_pass(
     reduction: type[Reduction],
     plan: ChunkPlan,
     gradient: Tensor,
