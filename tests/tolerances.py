@@ -46,3 +46,11 @@ def assert_all_equal(tensor: Tensor | None, value: float) -> None:
 def assert_equal(actual: Tensor | None, expected: Tensor | None) -> None:
     """Fail if two tensors are not bit-equal; report the largest difference."""
     torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+
+
+def assert_different(actual: Tensor, other: Tensor, rtol: float = 1e-5, atol: float = 1e-8) -> None:
+    """Fail if two tensors of one shape differ by no more than rounding; report the largest difference."""
+    assert actual.shape == other.shape, f"shape {list(actual.shape)} and {list(other.shape)}"
+    largest = float((actual.detach().double() - other.detach().double()).abs().max()) if actual.numel() else 0.0
+    close = torch.allclose(actual, other, rtol=rtol, atol=atol)
+    assert not close, f"expected different tensors {list(actual.shape)}; their largest difference is {largest:g}"

@@ -178,6 +178,6 @@ def test_figure_of_several_results(tmp_path: Path) -> None:
     settled = LogitChange(torch.zeros(1, 5), torch.zeros(1, 5), ("digit",), ("logits",), (3,), 2)
     draw_logit_change({"start": logit_change(model, images), "settled": settled}, tmp_path / "two.png", "a title")
     draw_logit_change({"settled": settled}, tmp_path / "one.svg")
-    assert all((tmp_path / name).stat().st_size > 5000 for name in ("two.png", "one.svg"))
+    assert min((tmp_path / name).stat().st_size for name in ("two.png", "one.svg")) > 5000
     with pytest.raises(ValueError, match="results"):
         draw_logit_change({}, tmp_path / "no.png")

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tests.contract.cases import CASES, DEFAULT_CASES, SMALL_CASES, Case, gradients, over
-from tests.tolerances import SAME, relative_rms
+from tests.tolerances import SAME, assert_equal, relative_rms
 from torchcaps.capsules import Capsules
 from torchcaps.nn import CapsuleStack, ConvCapsules, Decoder, DenseCapsules, PrimaryCapsules
 from torchcaps.routing import InvertedAttention
@@ -93,12 +93,12 @@ def test_every_layer_kind_exports_with_dynamic_batch() -> None:
 def test_state_deepcopy_and_pickle_round_trip(case: Case, tmp_path: Path) -> None:
     layer, children = case.layer(seed=0), case.children()
     expected = layer(children).pose
-    assert torch.equal(copy.deepcopy(layer)(children).pose, expected)
-    assert torch.equal(pickle.loads(pickle.dumps(layer))(children).pose, expected)
+    assert_equal(copy.deepcopy(layer)(children).pose, expected)
+    assert_equal(pickle.loads(pickle.dumps(layer))(children).pose, expected)
     torch.save(layer.state_dict(), tmp_path / "state.pt")
     other = case.layer(seed=9)
     other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
-    assert torch.equal(other(children).pose, expected)
+    assert_equal(other(children).pose, expected)
     assert pickle.loads(pickle.dumps(case.routing)) == case.routing
     assert hash(copy.deepcopy(case.routing)) == hash(case.routing)
 

@@ -151,8 +151,8 @@ def test_image_modes(tmp_path: Path) -> None:
     assert color.shape == (3, 20, 30)
     seen = {tuple(image[:, 5, 5].tolist()) for image in color.images}
     assert color.images[0, :, 5, 5].tolist() == [255, 255, 255]  # a/clear.png: white, not the red or black below
-    assert any(g > 150 and r < 60 for r, g, b in seen)
-    assert any(r > 200 and g < 60 for r, g, b in seen)
+    assert any(g > 150 and r < 60 for r, g, b in seen), f"no green image: {seen}"
+    assert any(r > 200 and g < 60 for r, g, b in seen), f"no red image: {seen}"
     assert load(root, val_fraction=0, test_fraction=0, channels="gray").shape == (1, 20, 30)
 
 

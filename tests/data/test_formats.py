@@ -101,7 +101,7 @@ def test_python_2_pickle_writer_agrees_with_numpy() -> None:
     images = random_bytes(300, 3072)
     data = writers.Python2Pickle().dictionary({b"data": images, b"labels": [1, 2, 300]})
     content = pickle.loads(data, encoding="bytes")
-    assert np.array_equal(content[b"data"], images)
+    np.testing.assert_array_equal(content[b"data"], images)
     assert content[b"labels"] == [1, 2, 300]
 
 
@@ -210,7 +210,7 @@ def test_smallnorb_novel_viewpoints(tmp_path: Path) -> None:
         novel = load("smallnorb", "test", tmp_path, viewpoints=kind)
         familiar = load("smallnorb", "test", tmp_path, viewpoints=kind, familiar=True)
         assert set(train.metadata[kind].tolist()) == set(familiar.metadata[kind].tolist()) == seen
-        assert not set(novel.metadata[kind].tolist()) & seen
+        assert set(novel.metadata[kind].tolist()) & seen == set()
         assert (len(train), len(novel), len(familiar)) == (108, 216, 108)
         spec = SmallNORB(viewpoints=kind)  # type: ignore[arg-type]
         assert (spec.n_images("train"), spec.n_images("test")) == (8_100, 16_200)
@@ -337,7 +337,7 @@ def test_digits_split_is_fixed() -> None:
     assert torch.bincount(train.labels).tolist() == [400] * 10
     assert torch.bincount(test.labels).tolist() == [100] * 10
     seen = {image.numpy().tobytes() for image in train.images}
-    assert not seen & {image.numpy().tobytes() for image in test.images}
+    assert len(seen & {image.numpy().tobytes() for image in test.images}) == 0
     again = create_dataset("digits", "test")
     assert isinstance(again, ImageSet)
     assert_bit_equal(again.images, test.images)

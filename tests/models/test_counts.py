@@ -95,7 +95,7 @@ def as_printed(number: int, like: str, truncate: bool = False) -> str:
 def test_registered_counts(name: str) -> None:
     entry, model = MODELS.get(name), build(name)
     if entry.paper:
-        assert entry.n_parameters is not None, f"register({name!r}, ...) must state n_parameters={model.n_parameters:_}"
+        assert entry.n_parameters is not None, f"{name}: state n_parameters={model.n_parameters:_}"
     if entry.n_parameters is not None:
         assert model.n_parameters == entry.n_parameters
     if not entry.published:

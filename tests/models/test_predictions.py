@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from tests.models.narrow import narrow
+from tests.tolerances import assert_all_equal
 from torchcaps.metrics import exact_set_match, top_k_set_match
 from torchcaps.models import Output
 
@@ -74,7 +75,7 @@ def test_multi_hot_predictions_are_the_predicted_classes(name: str) -> None:
         torch.testing.assert_close(hot, predicted)
     else:
         torch.testing.assert_close(hot.sum(1), torch.full((64,), model.n_objects))
-        assert bool(hot.gather(1, predicted.view(64, -1)).all())
+        assert_all_equal(hot.gather(1, predicted.view(64, -1)), True)
     torch.testing.assert_close(model.top_class(scores), scores.argmax(1))
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.papers.networks import fixed_context, network_with_outputs
-from tests.tolerances import SAME, largest_difference
+from tests.tolerances import SAME, assert_equal, largest_difference
 from torchcaps.capsules import Capsules
 from torchcaps.papers.measures.decoding import measure_foreign_decoder
 from torchcaps.training import TrainedRun
@@ -52,4 +52,4 @@ def test_capsules_are_decoded_by_the_decoder_of_the_other_network(none_correct: 
     errors = [float((images[k] - mean[labels[k]]).square().sum()) for k in chosen]
     assert results["class_mean"] == pytest.approx(sum(errors) / len(errors), rel=SAME[torch.float32])
     assert results["shown_labels"].tolist() == [3, 7]
-    assert torch.equal(results["shown_images"], images[[0, 2]])
+    assert_equal(results["shown_images"], images[[0, 2]])

@@ -66,10 +66,11 @@ def test_a_record_is_complete(path: Path) -> None:
     assert (record["name"], record["scale"]) == (path.stem, "cpu")
     assert record["machine"], "a record states the machine"
     if path.parent.name == "runs":
-        assert record["curve"]
+        assert len(record["curve"]) > 0
         assert record["config"]["model"] == record["settings"]["identity"]["model"]
         results = record["results"]
-        assert has_diverged(record) or len(results["correct"]) == 2 * -(-results["n"] // 8)
+        if not has_diverged(record):
+            assert len(results["correct"]) == 2 * -(-results["n"] // 8)
 
 
 def test_findings_refer_to_the_present_numbers(store: RecordStore) -> None:

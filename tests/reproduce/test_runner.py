@@ -127,5 +127,5 @@ def test_a_long_measurement_prints_a_line_per_minute(monkeypatch: pytest.MonkeyP
         printed.append(len(lines))
     progress.end(TaskResult(TaskOutcome.MEASURED, 122))
     assert printed == [0, 1, 1, 2]
-    assert all(line.startswith("1 of 1: a measurement: ") for line in lines)
+    assert [line for line in lines if not line.startswith("1 of 1: a measurement: ")] == []
     assert len(lines) == 3

@@ -33,8 +33,10 @@ def assert_bit_equal(actual: dict[str, torch.Tensor], expected: dict[str, torch.
     torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
 
 
-def is_bit_equal(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> bool:
-    return actual.keys() == expected.keys() and all(torch.equal(actual[name], expected[name]) for name in expected)
+def different_tensors(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> list[str]:
+    """Return the names of the tensors that are not bit-equal."""
+    assert actual.keys() == expected.keys()
+    return [name for name in expected if not torch.equal(actual[name], expected[name])]
 
 
 def metrics_without_time(directory: Path) -> list[dict[str, Any]]:
