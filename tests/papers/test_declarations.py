@@ -227,6 +227,26 @@ def test_initial_logits_of_narrow_networks_differ() -> None:
     assert {name: spread for name, spread in spreads.items() if not 0.02 < spread < 3} == {}
 
 
+@pytest.mark.parametrize(
+    ("row", "column"),
+    [("CNN", "MNIST"), ("CapsNets**", "MNIST"), ("FC G-CapsNets", "CIFAR-10"), ("Multi-layer G-CapsNets", "CIFAR-10")],
+)
+def test_chen2019_at_scale_long_has_the_published_steps_and_schedule(row: str, column: str) -> None:
+    source = source_of("chen2019", "table2", row, column)
+    long, full = run_spec(source, "long"), run_spec(source, "full")
+    assert (long.recipe.steps, long.recipe.epochs, long.max_train_images) == (10_000, None, None)
+    assert long.recipe.lr_schedule == full.recipe.lr_schedule
+
+
+def test_chen2019_white_box_attacks_four_networks_with_two_objectives() -> None:
+    runs = {"CNN": "chen2019_cnn_mnist", "CapsNets**": "chen2019_dynamic_mnist", "FC G-CapsNets*": "chen2019_fc_mnist"}
+    for row, model in runs.items():
+        for objective, expected in (("random class", None), ("untargeted", "untargeted")):
+            measurement = source_of("chen2019", "whitebox", f"{row}, {objective}, 32 levels", "attacked")
+            assert measurement.runs["net"].model == model
+            assert (measurement.options["eps"], measurement.options.get("objective")) == (32, expected)
+
+
 def test_chen2019_models() -> None:
     for row, model, decoder in (
         ("CapsNets**", "chen2019_dynamic_mnist", True),

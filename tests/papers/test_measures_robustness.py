@@ -102,6 +102,35 @@ def test_a_universal_perturbation_is_trained_on_training_images_and_tested_on_te
         assert results[f"{name}_images"] == 12
 
 
+def test_an_untargeted_perturbation_moves_away_from_the_correct_class(tmp_path: Path) -> None:
+    """The loss of the correct class is larger than with a perturbation towards random classes.
+
+    The early accuracy is that of the last evaluation within 100 iterations.
+    """
+    net, weights = linear_network(1, "")
+    images, _ = random_images(12, 255)
+    labels = predictions(weights, images)[0]
+    labels = torch.full_like(labels, int(labels.mode().values))
+    train = Batch(images, labels, images, torch.arange(12))
+    results = {
+        objective: measure_white_box(
+            fixed_context(images, labels, tmp_path, train), net, 64, 140, 40, 12, 12, objective=objective
+        )
+        for objective in ("random_class", "untargeted")
+    }
+    away = results["untargeted"]
+    assert away["iterations"] == (0, 40, 80, 120, 140)
+    assert away["attacked_early"] == 100 * away["accuracy"][2]
+    assert (away["attacked"], away["attacked_early_images"]) == (100 * away["accuracy"][-1], 12)
+
+    @torch.no_grad()
+    def mean_loss(perturbation: Tensor) -> float:
+        moved = (images + perturbation).clamp(0, 1)
+        return float(F.cross_entropy(weights(moved.flatten(1)), labels))
+
+    assert mean_loss(away["perturbation"]) > mean_loss(results["random_class"]["perturbation"])
+
+
 def test_generated_digits_are_judged_by_the_class_they_were_generated_for(tmp_path: Path) -> None:
     """One network misclassifies 1 and 3 of twenty images of the two epochs, the other 0 and 2."""
     at = {name: MeasurementContext("smoke", 0, tmp_path / f"chen2019-{name}-seed0") for name in ("gan", "table3")}

@@ -1,6 +1,6 @@
 """Figures of universal perturbations: Chen 2019, supplement, Figure 1."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +38,10 @@ def draw_universal(results: "Mapping[str, UniversalPerturbation]", out: Path | s
 
 
 def draw_universal_sizes(
-    results: "Mapping[str, Mapping[str, UniversalPerturbation]]", out: Path | str, title: str = ""
+    results: "Mapping[str, Mapping[str, UniversalPerturbation]]",
+    out: Path | str,
+    title: str = "",
+    rows: Sequence[Sequence[str]] | None = None,
 ) -> None:
     """Draw accuracy by generator iteration for several sizes: one panel per model, its perturbations below.
 
@@ -46,12 +49,21 @@ def draw_universal_sizes(
         results: by model and by size, such as "8 levels".
         out: the file, .png, .svg or .pdf.
         title: above the figure.
+        rows: models of each row of panels (default: all in one row).
     """
     if not results or not all(results.values()):
         raise ValueError("results must contain at least one perturbation for each model, got none")
-    figure = new_figure(max(7.0, 3.1 * len(results)), 5.4)
+    rows = [list(results)] if rows is None else rows
+    figure = new_figure(max(7.0, 3.1 * max(map(len, rows))), 5.4 * len(rows))
     figure.suptitle(title)
-    upper, lower = figure.subfigures(2, 1, height_ratios=(3.4, 1.6))
+    parts = figure.subfigures(2 * len(rows), 1, height_ratios=(3.4, 1.6) * len(rows))
+    for index, row in enumerate(rows):
+        _draw_row({name: results[name] for name in row}, parts[2 * index], parts[2 * index + 1])
+    save_figure(figure, out)
+
+
+def _draw_row(results: "Mapping[str, Mapping[str, UniversalPerturbation]]", upper: Any, lower: Any) -> None:
+    """Draw a row of panels, one per model, and the perturbations below."""
     panels = upper.subplots(1, len(results), sharey=True, squeeze=False)[0]
     for axes, (name, sizes) in zip(panels, results.items(), strict=True):
         for index, (size, result) in enumerate(sizes.items()):
@@ -74,7 +86,6 @@ def draw_universal_sizes(
         for axes, (size, result) in zip(grid, sizes.items(), strict=False):
             _show_perturbation(axes, result, "")
             axes.set_title(size, fontsize=8)
-    save_figure(figure, out)
 
 
 def _show_perturbation(axes: Any, result: "UniversalPerturbation", name: str) -> None:

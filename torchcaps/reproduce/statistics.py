@@ -269,11 +269,13 @@ def _n_images(results: dict[str, Any], cell: Cell) -> int:
 def _recall_index(results: dict[str, Any], metric: str) -> int | None:
     """Return the class of a metric ``"recall 3"`` or ``"lowest recall"``; ``None`` without counts per class."""
     counts, correct = results.get("class_counts"), results.get("class_correct")
-    if not counts or not correct or not all(counts):
+    if not counts or not correct:
         return None
+    present = [index for index, count in enumerate(counts) if count]  # in the test set
     if metric == "lowest recall":
-        return min(range(len(counts)), key=lambda index: correct[index] / counts[index])
-    return int(metric.removeprefix("recall "))
+        return min(present, key=lambda index: correct[index] / counts[index], default=None)
+    index = int(metric.removeprefix("recall "))
+    return index if index in present else None
 
 
 def improvement(better: float, worse: float, lower_is_better: bool) -> float:

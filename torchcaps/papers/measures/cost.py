@@ -28,6 +28,7 @@ __all__ = [
     "parameters_per_layer",
     "routing_seconds",
     "smoke_options",
+    "step_seconds",
 ]
 
 ROUTINGS = {"dynamic": Dynamic, "em": EM, "inverted": InvertedAttention}
@@ -104,6 +105,34 @@ def routing_seconds(
     for label in steps.keys() - {"dynamic"}:
         results[f"{label}_saved"] = 100 * (1 - seconds[label] / seconds["dynamic"])
     return results | {"threads": torch.get_num_threads()}
+
+
+def step_seconds(
+    context: MeasurementContext, models: Mapping[str, str], batch_size: int = 128, repeats: int = 5
+) -> dict[str, Any]:
+    """Measure 100 training steps in seconds, inference on a batch in milliseconds, and the time saved in per cent.
+
+    Args:
+        context: context of the measurement.
+        models: model names by label; savings are relative to the first.
+        batch_size: images per step.
+        repeats: number of timed steps per model.
+    """
+    networks = {label: create_model(name, **smoke_options(context, name, {})) for label, name in models.items()}
+    works: dict[str, Callable[[], object]] = {}
+    for label, network in networks.items():
+        works[f"{label} training"] = training_step(network, batch_size)
+        images = torch.rand(batch_size, *network.spec.image, generator=torch.Generator().manual_seed(0))
+        works[f"{label} inference"] = lambda network=network, images=images: _infer(network, images)
+    seconds = _minimum_seconds(works, repeats, context.progress)
+    first = next(iter(models))
+    results: dict[str, Any] = {"threads": torch.get_num_threads()}
+    for name, value in seconds.items():
+        label, _, activity = name.rpartition(" ")
+        results[name] = value * (100 if activity == "training" else 1_000)
+        if label != first:
+            results[f"{name}_saved"] = 100 * (1 - value / seconds[f"{first} {activity}"])
+    return results
 
 
 def iteration_cost(

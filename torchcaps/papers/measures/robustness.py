@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -33,6 +33,7 @@ __all__ = [
 ]
 
 GAN_FILE = "gan.pt"
+EARLY_ITERATIONS = 100  # of the generator, within which all networks fall (Chen 2019, supplement 6.2)
 
 
 def _white_value(net: TrainedRun) -> float:
@@ -86,8 +87,11 @@ def measure_white_box(
     interval: int = 50,
     n_train_images: int = 10_000,
     n_images: int = 10_000,
+    objective: Literal["random_class", "untargeted"] = "random_class",
 ) -> dict[str, Any]:
     """Train a generator of one perturbation for all images against a network (Chen 2019, supplement 6.2).
+
+    ``attacked`` is the accuracy at the end, ``attacked_early`` that after at most 100 iterations.
 
     Args:
         context: context of the measurement.
@@ -97,8 +101,9 @@ def measure_white_box(
         interval: steps between evaluations.
         n_train_images: number of training images that the generator sees.
         n_images: number of test images.
+        objective: objective of the generator, see `torchcaps.analysis.universal.train_universal`.
     """
-    options = {"eps": eps, "iterations": iterations, "interval": interval}
+    options = {"objective": objective, "eps": eps, "iterations": iterations, "interval": interval}
     options |= {"n_train_images": n_train_images, "n_images": n_images, "net": f"{net.spec.identity_hash()} {net.step}"}
     checkpoint = MeasurementCheckpoint(context.directory / "generator.pt", options)
 
@@ -120,34 +125,49 @@ def measure_white_box(
         eval_interval=interval,
         seed=context.seed,
         high=white,
+        objective=objective,
         progress=context.progress,
         state=checkpoint.load(),
         on_step=on_step,
     )
     checkpoint.remove()
+    early = max(index for index, iteration in enumerate(result.iterations) if iteration <= EARLY_ITERATIONS)
     n = len(test.labels)
     return {
         "clean": 100 * result.clean_accuracy,
         "clean_images": n,
         "attacked": 100 * result.accuracy[-1],
         "attacked_images": n,
+        "attacked_early": 100 * result.accuracy[early],
+        "attacked_early_images": n,
         "noise": 100 * result.random_noise_accuracy,
         "noise_images": n,
         **result_to_dict(result),
     }
 
 
-def draw_white_box(measurements: Mapping[str, Mapping[int, Measurement]], results: Results, out: Path) -> None:
-    """Draw the accuracy over the generator's iterations for each size, and the perturbations."""
+def draw_white_box(
+    measurements: Mapping[tuple[str, str], Mapping[int, Measurement]], results: Results, out: Path
+) -> None:
+    """Draw the accuracy over the generator's iterations for each size, and the perturbations.
+
+    Args:
+        measurements: by label of the network and objective, and by size.
+        results: the results.
+        out: path of the figure.
+    """
     networks = {
-        name: _load_results(
+        f"{name},\n{objective}": _load_results(
             UniversalPerturbation, {f"{eps} levels": measurement for eps, measurement in sizes.items()}, results
         )
-        for name, sizes in measurements.items()
+        for (name, objective), sizes in measurements.items()
     }
     networks = {name: sizes for name, sizes in networks.items() if sizes}
     if networks:
-        draw_universal_sizes(networks, out, results.title)
+        by_objective: dict[str, list[str]] = {}
+        for name in networks:
+            by_objective.setdefault(name.split("\n")[1], []).append(name)
+        draw_universal_sizes(networks, out, results.title, list(by_objective.values()))
 
 
 def _load_results(cls: type[Any], measurements: Mapping[str, Measurement], results: Results) -> dict[str, Any]:
