@@ -3,8 +3,9 @@
     python -m tools.findings                 # list outdated findings
     python -m tools.findings --stamp NAME... # update the stamps of findings that were checked against their tables
 
-Findings are our conclusions from the records, written by hand in ``results/papers/cpu/findings``. Each file ends with a
-stamp, a hash of the table that it refers to; a test fails if the table has changed.
+Findings are observations from the records, written by hand in ``results/papers/cpu/findings``; verdicts on claims are
+computed and are not repeated there. Each file ends with a stamp, a hash of the table that it refers to; a test fails if
+the table has changed.
 """
 
 import argparse
@@ -13,22 +14,20 @@ import re
 import sys
 
 from torchcaps.papers import list_papers
-from torchcaps.reproduce.render import FINDINGS_DIRECTORY, describe_verdict, render_item
-from torchcaps.reproduce.statistics import Results
+from torchcaps.reproduce.render import render_item
+from torchcaps.reproduce.report import FINDINGS_DIRECTORY, REMARKS_FILE
 from torchcaps.reproduce.store import RecordStore
-from torchcaps.reproduce.verdicts import verdicts
 
 STAMP = re.compile(r"\n<!-- stamp: (\w+) -->\n$")
 
 
 def current_stamps(store: RecordStore) -> dict[str, str]:
-    """Return the stamp of each item's table, and for ``summary`` that of all verdicts."""
-    stamps, texts = {}, []
-    for paper in list_papers():
-        for item in paper.items:
-            stamps[f"{paper.name}-{item.name}"] = _hash(render_item(paper, item, store))
-            texts += [describe_verdict(verdict) for verdict in verdicts(Results(item, store))]
-    return {**stamps, "summary": _hash("\n".join(texts))}
+    """Return the stamp of each item's table."""
+    return {
+        f"{paper.name}-{item.name}": _hash(render_item(paper, item, store))
+        for paper in list_papers()
+        for item in paper.items
+    }
 
 
 def _hash(text: str) -> str:
@@ -39,6 +38,7 @@ def stale(store: RecordStore) -> list[str]:
     """Return the names of findings without the current stamp."""
     current = current_stamps(store)
     paths = sorted((store.results / FINDINGS_DIRECTORY).glob("*.md"))
+    paths = [path for path in paths if path.name != REMARKS_FILE]  # about no table
     stamps = {path.stem: STAMP.search(path.read_text(encoding="utf-8")) for path in paths}
     return [name for name, match in stamps.items() if match is None or match[1] != current.get(name)]
 

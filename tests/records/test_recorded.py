@@ -7,7 +7,7 @@ import pytest
 
 from tools import findings
 from torchcaps.papers import list_papers
-from torchcaps.reproduce.render import write_report
+from torchcaps.reproduce.report import write_report
 from torchcaps.reproduce.schema import Item, Measurement, Run
 from torchcaps.reproduce.store import RecordKey, RecordStore, has_diverged
 

@@ -1,7 +1,6 @@
 """Rendered tables, figures and the report. Wording is checked where it carries a number or a verdict."""
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,6 @@ import pytest
 
 from tests.reproduce.items import reproduce_smoke, smoke_store
 from tests.reproduce.tables import A_IS_BETTER, cpu_store, make_runs, measured_table, run_table
-from torchcaps.papers import find_item, list_papers
 from torchcaps.reproduce.render import (
     REASON_TEXT,
     VERDICT_TEXT,
@@ -17,14 +15,12 @@ from torchcaps.reproduce.render import (
     format_estimate,
     format_published,
     render_item,
-    write_report,
 )
 from torchcaps.reproduce.scales import run_spec
 from torchcaps.reproduce.schema import Cell, Item, Paper, ParameterCount, Published, Run, TableRow
 from torchcaps.reproduce.statistics import Estimate
 from torchcaps.reproduce.store import RecordKey
 from torchcaps.reproduce.verdicts import HalfLength, Verdict, VerdictKind, VerdictReason, verdicts
-from torchcaps.training.errors import RunError
 
 
 def paper_of(item: Item) -> Paper:
@@ -121,59 +117,3 @@ def test_no_claim_is_judged_at_the_scale_smoke(tmp_path: Path) -> None:
     text = render_item(paper, item, store)
     assert "meaningless" in text
     assert not [claim.text for claim in item.claims if claim.text in text]
-
-
-def test_a_report_without_records_has_published_numbers_and_commands(tmp_path: Path) -> None:
-    out = write_report(list_papers(), cpu_store(tmp_path), tmp_path / "report.md", "torchcaps report")
-    text = out.read_text()
-    for paper in list_papers():
-        assert f"## {paper.name}\n" in text
-        for item in paper.items:
-            assert f"torchcaps reproduce {paper.name} {item.name} --scale cpu" in text
-    for number in ("0.25 ± 0.005", "8,215,568", "not run"):
-        assert number in text
-    assert "![" not in text  # no figure
-
-
-@pytest.mark.parametrize(("field", "value"), [("steps", None), ("accuracy", 7)], ids=["missing", "out of range"])
-def test_the_report_skips_and_names_an_invalid_run(tmp_path: Path, field: str, value: Any) -> None:
-    _, item, store = reproduce_smoke(tmp_path, "sabour2017", "figa2")
-    path = next((store.results / "runs").glob("*.json"))
-    record = json.loads(path.read_text())
-    record["results"][field] = value
-    if value is None:
-        del record["results"][field]
-    path.write_text(json.dumps(record))
-    store = smoke_store(tmp_path)
-    store.skip_unreadable = True
-    out = write_report([find_item("sabour2017", "figa2")[0]], store, tmp_path / "page.md", "torchcaps report")
-    (problem,) = store.problems.values()
-    assert path.name in problem
-    assert repr(field) in problem
-    assert f"### sabour2017, {item.title}" in out.read_text()
-
-
-def test_an_invalid_measurement_costs_its_item_only(tmp_path: Path) -> None:
-    paper, item, store = reproduce_smoke(tmp_path, "sabour2017", "fig4")
-    (path,) = (store.results / "measurements").glob("*.json")
-    record = json.loads(path.read_text())
-    record["results"]["largest_change"] = "abc"
-    path.write_text(json.dumps(record))
-    store = smoke_store(tmp_path)
-    store.skip_unreadable = True
-    out = write_report(list_papers(), store, tmp_path / "page.md", "torchcaps report", update_items=False)
-    assert list(store.problems) == ["sabour2017 fig4"]
-    text = out.read_text()
-    for paper in list_papers():
-        for item in paper.items:
-            assert f"### {paper.name}, {item.title}\n" in text
-
-
-def test_a_table_that_cannot_be_written_raises(tmp_path: Path) -> None:
-    paper, _, store = reproduce_smoke(tmp_path, "sabour2017", "fig4")
-    store.skip_unreadable = True
-    path = store.results / "sabour2017-fig4.md"
-    path.mkdir()
-    with pytest.raises(RunError) as raised:
-        write_report([paper], store, tmp_path / "page.md", "torchcaps report")
-    assert str(path) in str(raised.value)

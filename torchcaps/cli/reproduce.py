@@ -19,7 +19,7 @@ from torchcaps.cli.parser import Parser
 from torchcaps.cli.queue import queue_command, status_command
 from torchcaps.cli.runs import exit_on_error
 from torchcaps.papers import find_paper, list_papers
-from torchcaps.reproduce.render import write_report
+from torchcaps.reproduce.report import write_report
 from torchcaps.reproduce.scales import DEFAULT_SEEDS
 from torchcaps.reproduce.schema import Paper
 from torchcaps.reproduce.store import RESULTS_DIRECTORY, RecordStore

@@ -1,8 +1,6 @@
-"""Rendering of results: Markdown tables with verdicts, figures, and the combined report."""
+"""Rendering of an item: Markdown table with verdicts, and figure."""
 
 import math
-import os
-from collections.abc import Sequence
 from pathlib import Path
 
 from torchcaps._core.files import write_atomic
@@ -14,7 +12,7 @@ from torchcaps.reproduce.verdicts import Verdict, VerdictKind, VerdictReason, ve
 from torchcaps.training.errors import RunError
 
 __all__ = [
-    "FINDINGS_DIRECTORY",
+    "count_noun",
     "describe_verdict",
     "draw_points",
     "format_estimate",
@@ -23,10 +21,8 @@ __all__ = [
     "item_path",
     "render_item",
     "write_item",
-    "write_report",
 ]
 
-FINDINGS_DIRECTORY = "findings"  # next to the records: our conclusions, written by hand, one file per item
 DECIMALS = {"test error, %": 2, "test accuracy, %": 2, "parameters": 0}  # by unit
 SIGNIFICANT_DIGITS = 3  # of the other units
 VERDICT_TEXT = {
@@ -47,31 +43,6 @@ REASON_TEXT = {
     VerdictReason.AT_CHANCE: "at chance",
     VerdictReason.DIVERGED: "diverged",
 }
-REPORT_HEADER = """\
-# Reproduced results
-
-Every table and figure of the papers that was run, at the scale `{scale}`, next to the published numbers. Written
-by `{command}` from the records in `{results}`; each record has the configuration, seed, learning curve, duration,
-machine and command. A number is a mean over seeds with its 95 % confidence interval, which combines that of the test
-images and that of the mean over seeds in quadrature. "not run" means that nothing was run; no number is copied.
-
-A claim of a paper **holds** or is **contradicted** only if all of the following is true:
-
-- Both numbers are means over two seeds or more. Measurements that do not depend on a seed are exempt.
-- The 95 % interval of their difference excludes zero. Runs that were tested on the same images are compared image by
-  image. The variance between seeds is estimated from the rows of a column that have several seeds.
-- Training has converged: runs of half the length, each with a complete schedule of its own, give a difference of the
-  same sign, and from half to full length neither number changes by as much as the difference. Measurements on trained
-  networks are repeated on the half-length networks. Costs, parameter counts and the like are exempt; the reason is
-  stated.
-
-It is **undecided** if one of the first two is false, and **too short to judge** if only the third is, or if half-length
-runs are missing. Nothing is concluded from a network whose accuracy is not significantly above that of a constant
-prediction, nor from a run that diverged: **not judged**.
-
-At the scale `cpu` networks are narrower and have fewer images and epochs than in the papers, in the same way for all
-rows of a table: absolute numbers are not comparable with the published ones.
-"""
 
 
 def format_published(cell: Cell, unit: str) -> str:
@@ -118,11 +89,11 @@ def describe_verdict(verdict: Verdict) -> str:
         return text
     interval = f" ± {verdict.half_width:.2g}" if verdict.half_width else ""
     margin = f" with a margin of {verdict.claim.margin:g}" if verdict.claim.margin else ""
-    seeds = f", {_count(verdict.seeds, 'seed')}" if verdict.seeds else ""
+    seeds = f", {count_noun(verdict.seeds, 'seed')}" if verdict.seeds else ""
     details = [f"by {verdict.difference:.2g}{interval}{margin}{seeds}"]
     if verdict.half is not None:
         half = verdict.half
-        details.append(f"at half length by {half.difference:.2g}, {_count(half.seeds, 'seed')}")
+        details.append(f"at half length by {half.difference:.2g}, {count_noun(half.seeds, 'seed')}")
         changes = f"{half.better_change:.2g} and {half.worse_change:.2g}"
         details.append(f"from half to full length the two improved by {changes}")
     if verdict.claim.convergence_reason:
@@ -130,7 +101,8 @@ def describe_verdict(verdict: Verdict) -> str:
     return f"{text} ({'; '.join(details)})"
 
 
-def _count(n: int, noun: str) -> str:
+def count_noun(n: int, noun: str) -> str:
+    """Return a number with its noun: ``"1 seed"``, ``"2 seeds"``."""
     return f"{n} {noun}{'s' * (n != 1)}"
 
 
@@ -256,74 +228,3 @@ def draw_points(results: Results, out: Path) -> None:
 
 def _has_seeds(results: Results, cell: Cell | None) -> bool:
     return cell is not None and (estimate := results.estimate(cell)) is not None and estimate.seeds > 0
-
-
-def write_report(
-    papers: Sequence[Paper], store: RecordStore, out: Path, command: str, update_items: bool = True
-) -> Path:
-    """Write the combined Markdown report and return its path.
-
-    Args:
-        papers: the papers, in order.
-        store: the records.
-        out: path of the report.
-        command: the command line, printed in the report.
-        update_items: also write the table and figure of each item.
-    """
-    findings = store.results / FINDINGS_DIRECTORY
-    parts = [REPORT_HEADER.format(scale=store.scale, command=command, results=store.results)]
-    summary = findings / "summary.md"
-    if summary.exists():
-        parts.append(summary.read_text(encoding="utf-8").strip() + "\n")
-    parts += [_render_paper(paper, store, out, update_items) for paper in papers]
-    write_atomic(out, "\n".join(parts), RunError, sweep=True)
-    return out
-
-
-def _render_paper(paper: Paper, store: RecordStore, out: Path, update_items: bool) -> str:
-    """Return all items of a paper as Markdown; report items with unreadable records in ``store.problems``."""
-    lines = [f"## {paper.name}", "", paper.citation, "", f"The paper's claims: {paper.summary}", ""]
-    lines += [f"At the scale `cpu`: {paper.cpu_scale}", ""]
-    for item in paper.items:
-        try:
-            if update_items:
-                write_item(paper, item, store)
-            lines += _report_lines(paper, item, store, out)
-        except RunError:  # a file that can't be written, or a record that must not be skipped
-            raise
-        except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
-            if not store.skip_unreadable:
-                raise
-            directory = store.results / "measurements"
-            store.problems[f"{paper.name} {item.name}"] = (
-                f"{paper.name}, {item.title} can't be rendered ({type(error).__name__}: {error}): remove its records "
-                f"in {directory} and run 'torchcaps reproduce {paper.name} {item.name}' again"
-            )
-            lines += [f"### {paper.name}, {item.title}", "", "Its records are not readable.", ""]
-    return "\n".join(lines)
-
-
-def _report_lines(paper: Paper, item: Item, store: RecordStore, out: Path) -> list[str]:
-    """Return the part of the report for an item: table, figure, findings, cost and command."""
-    command = f"`torchcaps reproduce {paper.name} {item.name} --scale {store.scale}`"
-    lines = [render_item(paper, item, store)]
-    if not has_results(item, store):
-        return [*lines, f"Not run: {command}", ""]
-    figure = item_path(paper, item, store, ".png")
-    if figure.exists():
-        lines += [f"![{item.title}]({os.path.relpath(figure, out.parent)})", ""]
-    findings = store.results / FINDINGS_DIRECTORY / f"{paper.name}-{item.name}.md"
-    if findings.exists():
-        lines += [findings.read_text(encoding="utf-8").strip(), ""]
-    return [*lines, f"{_describe_cost(item, store)} Command: {command}", ""]
-
-
-def _describe_cost(item: Item, store: RecordStore) -> str:
-    """Return the number of records and the minutes they took; records shared by items are counted in each."""
-    results = Results(item, store)
-    sources = [*item.sources(), *item.half_length_sources()]
-    records = [record for source in sources for _, record in results.records(source)]
-    seconds = sum(record["results"].get("seconds") or record.get("seconds") or 0.0 for record in records)
-    threads = sorted({record["machine"].get("threads", 1) for record in records}) or [1]
-    cores = f"{threads[0]} thread{'s' * (threads[0] > 1)}" if len(threads) == 1 else "one or more threads"
-    return f"{_count(len(records), 'record')}, {seconds / 60:.0f} minutes on {cores}."
