@@ -8,6 +8,15 @@
 torch.Size([4, 10])
 """
 
+import os
+import sys
+
+if sys.argv[:1] == ["-m"] and sys.path[:1] in ([""], [os.getcwd()]):
+    # 'python -m torchcaps' searches the current directory first, where any file could replace an installed package.
+    sys.path.pop(0)
+    if os.path.dirname(os.path.dirname(os.path.abspath(__file__))) == os.getcwd():
+        sys.path.append(os.getcwd())  # a clone that is not installed
+
 import importlib
 from typing import TYPE_CHECKING, Any
 

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from torchcaps._core.validation import join_quoted
 
-__all__ = ["Registry", "check_name", "import_instance", "import_object", "is_import_path"]
+__all__ = ["Registry", "UntrustedCodeError", "check_name", "import_instance", "import_object", "is_import_path"]
 
 T = TypeVar("T")
 MAX_NAMES_SHOWN = 8  # in the error for an unknown name
@@ -89,6 +89,21 @@ class Registry(Generic[T]):
 
     def __len__(self) -> int:
         return len(self.list())
+
+
+class UntrustedCodeError(ValueError):
+    """A file names code that is not registered; importing it could execute anything.
+
+    Args:
+        path: import path in the file.
+        kind: noun for the message, such as ``"model"``.
+    """
+
+    def __init__(self, path: str, kind: str) -> None:
+        super().__init__(
+            f"{kind} {path!r} is not registered, and importing its module {path.rpartition('.')[0]!r} executes code: "
+            "use --trust-remote-code (trust_remote_code=True in Python) if you trust the author of the file"
+        )
 
 
 def check_name(name: str, known: Collection[str], kind: str) -> str:

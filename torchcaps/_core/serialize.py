@@ -9,15 +9,16 @@ import os
 import sys
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from torchcaps._core.registry import import_object
+from torchcaps._core.registry import UntrustedCodeError, import_object
 
 __all__ = [
+    "find_class",
     "from_plain",
     "is_identity",
     "is_resumable",
@@ -33,13 +34,22 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-_POLYMORPHIC: list[type] = []  # base classes whose subclass is part of the value
+# Base classes whose subclass is part of the value, and a function that imports the subclasses of the library.
+_POLYMORPHIC: dict[type, Callable[[], None]] = {}
 
 
-def polymorphic(base: type[T]) -> type[T]:
-    """Class decorator: instances of subclasses are written with their class."""
-    _POLYMORPHIC.append(base)
-    return base
+def polymorphic(discover: Callable[[], None] = lambda: None) -> Callable[[type[T]], type[T]]:
+    """Return a class decorator: instances of subclasses are written with their class.
+
+    Args:
+        discover: imports the library's subclasses, if they are in modules that may not be imported yet.
+    """
+
+    def decorate(base: type[T]) -> type[T]:
+        _POLYMORPHIC[base] = discover
+        return base
+
+    return decorate
 
 
 def setting(
@@ -134,34 +144,66 @@ def _class_path(cls: type) -> str:
     return f"{package if public else cls.__module__}.{cls.__qualname__}"
 
 
-def from_plain(annotation: Any, value: Any) -> Any:
+def find_class(path: str) -> type | None:
+    """Return the routing or schedule with an import path, if it is a loaded subclass; never import a module by path.
+
+    >>> find_class("torchcaps.routing.EM").__name__, find_class("os.system")
+    ('EM', None)
+    """
+    for base, discover in _POLYMORPHIC.items():
+        discover()
+        for cls in _subclasses(base):
+            if path in (_class_path(cls), f"{cls.__module__}.{cls.__qualname__}"):
+                return cls
+    return None
+
+
+def _subclasses(base: type) -> Iterator[type]:
+    for cls in base.__subclasses__():
+        yield cls
+        yield from _subclasses(cls)
+
+
+def from_plain(annotation: Any, value: Any, trust_remote_code: bool = False) -> Any:
     """Return the setting of type ``annotation`` that plain values describe.
+
+    Args:
+        annotation: type of the setting.
+        value: result of `to_plain`, for example from a file.
+        trust_remote_code: import classes that are not loaded. By default, such a class raises `UntrustedCodeError`.
 
     >>> from torchcaps.routing import EM, Routing
     >>> from_plain(Routing, to_plain(EM(2))) == EM(2)
     True
     """
     if isinstance(value, dict) and "class_path" in value:
-        cls = import_object(value["class_path"])
+        path, fields = value["class_path"], value.get("init_args") or {}
+        if not isinstance(path, str) or not isinstance(fields, dict):
+            raise ValueError(f"class_path must be an import path and init_args a mapping of fields, got {value!r}")
+        cls = find_class(path)
+        if cls is None:
+            if not trust_remote_code:
+                raise UntrustedCodeError(path, "class_path")
+            cls = import_object(path)
         if not (isinstance(cls, type) and issubclass(cls, tuple(_POLYMORPHIC))):
-            raise ValueError(f"{value['class_path']} is not a routing or schedule")
-        return _build(cls, value.get("init_args") or {})
+            raise ValueError(f"{path} is not a routing or schedule")
+        return _build(cls, fields, trust_remote_code)
     if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
         if not isinstance(value, dict):
             raise ValueError(f"{annotation.__name__} must be a mapping of fields, got {value!r}")
-        return _build(annotation, value)
+        return _build(annotation, value, trust_remote_code)
     if isinstance(value, list):
-        return tuple(from_plain(_item_type(annotation), item) for item in value)
+        return tuple(from_plain(_item_type(annotation), item, trust_remote_code) for item in value)
     return value
 
 
-def _build(cls: type, fields: dict[str, Any]) -> Any:
+def _build(cls: type, fields: dict[str, Any], trust_remote_code: bool) -> Any:
     hints = typing.get_type_hints(cls)
     known = {field.name for field in dataclasses.fields(cls)}
     for name in fields:
         if name not in known:
             raise ValueError(f"{cls.__name__} has no field {name!r}")
-    return cls(**{name: from_plain(hints[name], value) for name, value in fields.items()})
+    return cls(**{name: from_plain(hints[name], value, trust_remote_code) for name, value in fields.items()})
 
 
 def _item_type(annotation: Any) -> Any:

@@ -19,10 +19,17 @@ from torchcaps._core.serialize import to_json
 from torchcaps.analysis import ANALYSES, Analysis, AnalysisReport, Subject, Summary, run_analysis
 from torchcaps.cli.command_line import CommandLine, flag_of
 from torchcaps.cli.console import print_table, start_table
-from torchcaps.cli.options import add_data_flags, add_run_flags, check_positive, open_dataset, set_num_threads
+from torchcaps.cli.options import (
+    add_data_flags,
+    add_run_flags,
+    check_positive,
+    load_runs,
+    open_dataset,
+    set_num_threads,
+)
 from torchcaps.cli.parser import Parser, field_help
 from torchcaps.data import Dataset
-from torchcaps.training.inference import TrainedRun, load_run
+from torchcaps.training.inference import TrainedRun
 from torchcaps.training.setup import limit_images
 
 __all__ = ["analyze_command"]
@@ -58,7 +65,6 @@ class _AnalyzeParser(Parser):
 
 def analyze_command(words: list[str]) -> None:
     """Run an analysis of one or several runs."""
-    sys.path.insert(0, os.getcwd())  # import paths of the user's own classes
     switches = {flag for name in ANALYSES for flag in _switches(ANALYSES.get(name))}
     line = CommandLine.split(words, switches)
     analysis = ANALYSES.get(line.positionals[-1]) if line.positionals and line.positionals[-1] in ANALYSES else None
@@ -71,7 +77,7 @@ def analyze_command(words: list[str]) -> None:
     _check_arguments(parser, analysis, arguments)
     out = _figure_path(parser, arguments)
     set_num_threads(arguments)
-    runs = [load_run(path, arguments.weights) for path in arguments.runs]
+    runs = load_runs(arguments.runs, arguments, arguments.weights)
     if out is not None:
         import_optional("matplotlib.figure", "drawing")  # fail before the analysis runs, not after it
     dataset = open_dataset(runs[0], arguments)
@@ -176,7 +182,7 @@ def _options(analysis: Analysis, dataset: Dataset, arguments: Any) -> dict[str, 
     for option in analysis.flags:
         value = arguments[option]
         if value is not None and _is_run(analysis, option):
-            run = load_run(value)
+            (run,) = load_runs([value], arguments)
             value = Subject(str(run.path), run.model, run.loader(dataset), batch_size=BATCH_SIZE)
         values[option] = value
     return values

@@ -1,15 +1,27 @@
-"""Command line as positional arguments and flags, split from arguments or read from a YAML file of settings."""
+"""Command line as positional arguments and flags, and import paths in it."""
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+import os
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-__all__ = ["BOOL_WORDS", "CommandLine", "flag_of", "read_settings", "settings_flags"]
+from torchcaps._core.registry import is_import_path
+
+__all__ = [
+    "BOOL_WORDS",
+    "TRUST_FLAG",
+    "CommandLine",
+    "append_working_directory",
+    "flag_of",
+    "search_working_directory",
+    "settings_flags",
+]
 
 BOOL_WORDS = ("true", "false")
-NO_VALUE = ("--help", "-h", "--json")
+TRUST_FLAG = "--trust-remote-code"
+NO_VALUE = ("--help", "-h", "--json", TRUST_FLAG)
 
 
 def flag_of(field: str) -> str:
@@ -86,21 +98,23 @@ class CommandLine:
         return ": ".join(self.sources[flag]) if flag in self.sources else flag
 
 
-def read_settings(path: str) -> dict[str, Any]:
-    """Return the settings in a YAML file."""
-    import yaml
+def append_working_directory(names: Iterable[str | None]) -> None:
+    """Append the current directory to ``sys.path`` if a name on the command line is an import path.
 
-    try:
-        values = yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} can't be read: {getattr(error, 'strerror', None) or error}") from error
-    except yaml.YAMLError as error:
-        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
-        line = f", line {mark.line + 1}" if mark is not None else ""
-        raise ValueError(f"{path} is not a YAML file: {problem or 'it cannot be parsed'}{line}") from error
-    if not isinstance(values, dict):
-        raise ValueError(f"{path} must be a mapping of settings, such as 'epochs: 5', got {type(values).__name__}")
-    return values
+    It comes last, so that its files never replace installed packages, and it is not searched if all names are
+    registered.
+
+    Args:
+        names: names of models, data sets, routings and schedules; JSON with a ``class_path`` counts too.
+    """
+    if any(name is not None and (is_import_path(name) or name.startswith("{")) for name in names):
+        search_working_directory()
+
+
+def search_working_directory() -> None:
+    """Append the current directory to ``sys.path``, if it is not in it."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
 
 
 def settings_flags(values: Mapping[str, Any], prefix: str = "--") -> Iterator[tuple[str, str]]:

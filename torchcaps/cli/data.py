@@ -10,6 +10,7 @@ from typing import Any
 
 from torchcaps._core.registry import check_name
 from torchcaps._core.validation import join_quoted
+from torchcaps.cli.command_line import append_working_directory
 from torchcaps.cli.console import print_table, start_table
 from torchcaps.cli.parser import Parser, add_fields
 from torchcaps.data import (
@@ -100,6 +101,7 @@ def _create_parser(command: str, description: str, arguments: list[str]) -> tupl
             parser.error(f"the directory of images must be given once, got {name!r} and --data-dir")
         arguments = [*arguments[:position], "folder", "--data-dir", name, *arguments[position + 1 :]]
         name = "folder"
+    append_working_directory([name])
     spec = find_spec(name)
     if dataclasses.fields(spec):
         add_fields(parser, spec)

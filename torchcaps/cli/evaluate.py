@@ -10,11 +10,18 @@ from rich.progress import Progress
 
 from torchcaps.cli.command_line import CommandLine
 from torchcaps.cli.console import percent, print_table, start_table
-from torchcaps.cli.options import add_data_flags, add_run_flags, check_positive, open_dataset, set_num_threads
+from torchcaps.cli.options import (
+    add_data_flags,
+    add_run_flags,
+    check_positive,
+    load_runs,
+    open_dataset,
+    set_num_threads,
+)
 from torchcaps.cli.parser import Parser
 from torchcaps.data import Dataset
 from torchcaps.training.evaluation import Evaluation
-from torchcaps.training.inference import TrainedRun, evaluate_runs, load_run
+from torchcaps.training.inference import TrainedRun, evaluate_runs
 from torchcaps.training.setup import limit_images
 
 __all__ = ["evaluate_command"]
@@ -30,7 +37,6 @@ DESCRIPTION = (
 
 def evaluate_command(arguments: list[str]) -> None:
     """Evaluate runs."""
-    sys.path.insert(0, os.getcwd())  # for import paths of the user's routings, models and data sets
     line = CommandLine.split(arguments)
     parser = Parser("torchcaps evaluate", DESCRIPTION)
     parser.add_argument("runs", nargs="+", help="run directories")
@@ -43,7 +49,7 @@ def evaluate_command(arguments: list[str]) -> None:
     if len({os.path.realpath(os.path.expanduser(run)) for run in options.runs}) < len(options.runs):
         parser.error(f"each run of an ensemble must be a different directory, got {', '.join(options.runs)}")
     set_num_threads(options)
-    runs = [load_run(path, options.weights) for path in options.runs]
+    runs = load_runs(options.runs, options, options.weights)
     dataset = open_dataset(runs[0], options)
     results = _evaluate(runs, limit_images(dataset, options.max_images))
     if options.json:

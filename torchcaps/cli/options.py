@@ -5,22 +5,46 @@ from typing import Any, Literal
 
 import torch
 
-from torchcaps.cli.command_line import CommandLine, flag_of
+from torchcaps.cli.command_line import (
+    TRUST_FLAG,
+    CommandLine,
+    append_working_directory,
+    flag_of,
+    search_working_directory,
+)
 from torchcaps.cli.parser import Parser, annotation_of, field_help
 from torchcaps.data import Dataset
 from torchcaps.data.registry import create_dataset, find_spec, is_image_folder
-from torchcaps.training.inference import TrainedRun
+from torchcaps.training.inference import TrainedRun, load_run
 from torchcaps.training.setup import open_test_set
 
-__all__ = ["add_data_flags", "add_run_flags", "check_positive", "open_dataset", "set_num_threads"]
+__all__ = [
+    "add_data_flags",
+    "add_run_flags",
+    "add_trust_flag",
+    "check_positive",
+    "load_runs",
+    "open_dataset",
+    "set_num_threads",
+]
 
 
 def add_run_flags(parser: Parser, num_threads: str = "one per core") -> None:
-    """Add ``--weights``, ``--num-threads`` (with the given default in the help) and ``--json``."""
+    """Add ``--weights``, ``--num-threads`` (default as given, for the help), ``--json`` and ``--trust-remote-code``."""
     weights = Literal["last", "best", "ema"] | None
     parser.add_argument("--weights", type=weights, help="weights to load (default: eval_weights of the run's recipe)")
     parser.add_argument("--num-threads", type=int | None, help=f"number of CPU threads (default: {num_threads})")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    add_trust_flag(parser)
+
+
+def add_trust_flag(parser: Any) -> None:
+    """Add ``--trust-remote-code`` to a parser or group of flags."""
+    text = (
+        "import models, data sets, routings and schedules that a run directory or file of settings names and that are "
+        "not registered, which executes their code"
+    )
+    parser.add_argument(TRUST_FLAG, action="store_true", help=text)
 
 
 def add_data_flags(parser: Parser, line: CommandLine) -> None:
@@ -31,6 +55,7 @@ def add_data_flags(parser: Parser, line: CommandLine) -> None:
     text = "directory of downloaded data sets (default: that of the run, otherwise TORCHCAPS_DATA)"
     parser.add_argument("--data-dir", type=str | None, help=text)
     name = line.get("--data")
+    append_working_directory([name])
     spec = None if name is None else find_spec("folder" if is_image_folder(name) else name)
     for field in dataclasses.fields(spec) if spec is not None else ():
         text = f"{field_help(type(spec), field.name)} (default: {getattr(spec, field.name)})"
@@ -49,6 +74,19 @@ def set_num_threads(options: Any) -> None:
     """Set the number of CPU threads to ``--num-threads``, if given."""
     if options.num_threads is not None:
         torch.set_num_threads(options.num_threads)
+
+
+def load_runs(paths: list[str], options: Any, weights: str | None = None) -> list[TrainedRun]:
+    """Load runs; with ``--trust-remote-code`` also those that name code in the current directory.
+
+    Args:
+        paths: run directories.
+        options: parsed flags of `add_run_flags`.
+        weights: as for `torchcaps.training.load_run`.
+    """
+    if options.trust_remote_code:
+        search_working_directory()
+    return [load_run(path, weights, trust_remote_code=options.trust_remote_code) for path in paths]
 
 
 def open_dataset(run: TrainedRun, options: Any, split: str | None = None) -> Dataset:

@@ -86,6 +86,8 @@ class Parser(ArgumentParser):
             self._check_flag(flag, line)
             action = self.flags.get(flag)
             if flag == "-h" or flag.endswith("help") or (action is not None and action.nargs == 0):
+                if value is not None:
+                    self.error(f"{flag} takes no value, got {value!r}")
                 written.append(flag)
                 continue
             if value is None:

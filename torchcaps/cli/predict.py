@@ -1,18 +1,17 @@
 """``torchcaps predict``."""
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from torchcaps.cli.options import add_run_flags, set_num_threads
+from torchcaps.cli.options import add_run_flags, load_runs, set_num_threads
 from torchcaps.cli.parser import Parser
 from torchcaps.data import DataError
 from torchcaps.training.figures import draw_prediction, write_image
-from torchcaps.training.inference import Prediction, TrainedRun, load_run, predict
+from torchcaps.training.inference import Prediction, TrainedRun, predict
 
 __all__ = ["predict_command"]
 
@@ -29,7 +28,6 @@ DESCRIPTION = (
 
 def predict_command(arguments: list[str]) -> None:
     """Classify image files."""
-    sys.path.insert(0, os.getcwd())  # for import paths of the user's routings, models and data sets
     parser = Parser("torchcaps predict", DESCRIPTION)
     parser.add_argument("run", help="run directory")
     parser.add_argument("images", nargs="+", help="image files")
@@ -43,7 +41,7 @@ def predict_command(arguments: list[str]) -> None:
     options, _ = parser.parse(arguments)
     torch.set_num_threads(1)  # faster than several for single images
     set_num_threads(options)
-    run = load_run(options.run, options.weights)
+    (run,) = load_runs([options.run], options, options.weights)
     if run.note:
         print(f"torchcaps: {run.note}", file=sys.stderr)
     predictions, problems = [], []

@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 
 from torchcaps._core.serialize import to_plain
-from torchcaps.cli.command_line import CommandLine, flag_of
+from torchcaps.cli.command_line import CommandLine, append_working_directory, flag_of
 from torchcaps.cli.console import print_table, print_text, start_table, terminal_width
 from torchcaps.cli.parser import Parser, add_fields, annotation_of
 from torchcaps.models import Network, Recipe, create_model, list_models
@@ -91,6 +91,7 @@ def show_command(arguments: list[str]) -> None:
     parser.add_argument("--batch-size", type=int | None, help="number of images per batch (default: as in the recipe)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     if line.positionals:
+        append_working_directory([line.positionals[0], line.get("--routing")])
         parser.prog = f"torchcaps show {line.positionals[0]}"
         add_fields(parser, find_model(line.positionals[0]).spec, "model_options", line)
     options, _ = parser.parse(line)

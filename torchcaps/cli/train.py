@@ -3,15 +3,22 @@
 import contextlib
 import dataclasses
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from torchcaps._core.registry import check_name
+from torchcaps._core.registry import UntrustedCodeError, check_name
 from torchcaps._core.serialize import is_resumable
 from torchcaps._core.validation import FieldError
-from torchcaps.cli.command_line import CommandLine, flag_of, read_settings, settings_flags
+from torchcaps.cli.command_line import (
+    TRUST_FLAG,
+    CommandLine,
+    append_working_directory,
+    flag_of,
+    search_working_directory,
+    settings_flags,
+)
+from torchcaps.cli.options import add_trust_flag
 from torchcaps.cli.parser import Parser, add_fields, annotation_of, field_help
 from torchcaps.cli.runs import run_training
 from torchcaps.data import list_pipelines
@@ -22,6 +29,7 @@ from torchcaps.models.registry import ModelEntry, find_model
 from torchcaps.models.schedules import LRSchedule
 from torchcaps.training.config import RunSpec
 from torchcaps.training.run_dir import RunDirectory
+from torchcaps.training.settings_file import check_registered, read_settings
 
 __all__ = ["train_command", "train_help"]
 
@@ -35,6 +43,7 @@ RUN_FIELDS = [
     f.name for f in dataclasses.fields(RunSpec) if f.name not in ("model", "model_options", "recipe", *OPTIONS)
 ]
 RESUME_FIELDS = ("epochs", "steps", *(name for name in RUN_FIELDS if is_resumable(RunSpec, name)))
+COMMAND_LINE_ONLY = (TRUST_FLAG, "--resume", "--config")  # never read from a file
 SIZE_FIELDS = ("image", "classes", "n_objects")  # of the model; they follow the data unless given
 # Flags of the fields of the optimizer and of the loss.
 NESTED_FLAGS = {
@@ -46,7 +55,7 @@ NESTED_FLAGS = {
 }
 # A field of a model with one of these flags gets --model-FIELD.
 RESERVED = {flag_of(name) for name in (*RUN_FIELDS, *DATA_FIELDS, *RECIPE_FIELDS, "lr_schedule", "config", "out")}
-RESERVED |= {"--resume", "--model", *NESTED_FLAGS.values()}
+RESERVED |= {"--resume", "--model", TRUST_FLAG, *NESTED_FLAGS.values()}
 DESCRIPTION = (
     "Train a model: by default a small CapsNet on the embedded digits, in about a minute. Settings that are not given "
     "are those of the model's recipe, which follows its paper. Ctrl-C saves a checkpoint and stops; --resume RUN "
@@ -60,13 +69,17 @@ DESCRIPTION = (
 
 def train_command(arguments: list[str]) -> None:
     """Train a model, or resume a run."""
-    sys.path.insert(0, os.getcwd())  # for import paths of the user's routings, models and data sets
     line = CommandLine.split(arguments, _switches())
     for flag in ("--config", "--resume"):
         if sum(name == flag for name, _ in line.flags) > 1:
             raise ValueError(f"{flag} can be given once, got {arguments}")
+    names = [line.get(flag) for flag in ("--data", "--test-data", "--routing", "--lr-schedule")]
+    append_working_directory([*line.positionals, *names, *(v for n, v in line.flags if n.endswith(".class-path"))])
+    trusted = TRUST_FLAG in line
+    if trusted:
+        search_working_directory()
     if "--config" in line:
-        line = _merge_config(line)
+        line = _merge_config(line, trusted)
     entry, folder = _model_and_folder(line)
     parser, flags = _make_parser(entry, line)
     options, given = parser.parse(line)
@@ -98,22 +111,32 @@ def _switches() -> set[str]:
     return {flag_of(f.name) for spec in specs for f in dataclasses.fields(spec) if annotation_of(spec, f.name) is bool}
 
 
-def _merge_config(line: CommandLine) -> CommandLine:
+def _merge_config(line: CommandLine, trusted: bool) -> CommandLine:
     """Return the settings of the file of ``--config``, overridden by the flags of the command line."""
     path = line.get("--config")
     if path is None:
         raise ValueError("--config needs a file: --config FILE.yaml")
     line = line.without("--config")
     overridden = line.names | ({"--epochs", "--steps"} if line.names & {"--epochs", "--steps"} else set())
-    settings = _config_line(path)
+    settings = _config_line(path, trusted)
     flags = [(n, v) for n, v in settings.flags if n not in overridden and n.partition(".")[0] not in overridden]
     sources = {name: source for name, source in settings.sources.items() if name not in line.names}
     return CommandLine(line.positionals or settings.positionals, flags + line.flags, sources)
 
 
-def _config_line(path: str) -> CommandLine:
-    """Return the settings of a YAML file, such as the ``config.yaml`` of a run, as a command line."""
+def _config_line(path: str, trusted: bool) -> CommandLine:
+    """Return the settings of a YAML file, such as the ``config.yaml`` of a run, as a command line.
+
+    Args:
+        path: the file.
+        trusted: accept names that are not registered, whose import executes code.
+    """
     values = {name: value for name, value in read_settings(path).items() if name != "note"}
+    if not trusted:
+        try:
+            check_registered(values)
+        except UntrustedCodeError as error:
+            raise ValueError(f"{path}: {error}") from error
     model = values.pop("model", None)
     settings: list[tuple[str, str, Any]] = []  # key in the file, flag, value
     for name in ("model_options", *OPTIONS):
@@ -133,6 +156,8 @@ def _config_line(path: str) -> CommandLine:
     line = CommandLine([] if model is None else [str(model)], [])
     for key, owner, value in settings:
         for flag, text in settings_flags({owner[2:]: value}):
+            if flag in COMMAND_LINE_ONLY or flag.endswith("help"):
+                raise ValueError(f"{path}: {key} is a flag of the command line, not a setting")
             line.flags.append((flag, text))
             line.sources[flag] = path, key + flag[len(owner) :].replace("-", "_")
     return line
@@ -186,6 +211,7 @@ def _make_parser(entry: ModelEntry, line: CommandLine) -> tuple[Parser, dict[str
     group.add_argument("--out", type=str | None, help="directory of the run (default: a new one in runs/)")
     group.add_argument("--resume", type=str | None, help="directory of a run to resume from its last checkpoint")
     group.add_argument("--config", type=str | None, help="YAML file of settings, such as the config.yaml of a run")
+    add_trust_flag(group)
     group = parser.add_argument_group(f"recipe (defaults are those of {entry.name})")
     for name in RECIPE_FIELDS:
         text = field_help(Recipe, name)
@@ -264,7 +290,7 @@ def _errors_by_flag(entry: ModelEntry, flags: dict[str, str], line: CommandLine)
 def _resume(parser: Parser, options: Any, given: set[str], arguments: list[str]) -> None:
     """Resume a run with the settings that may change on resume."""
     allowed = [flag_of(name) for name in RESUME_FIELDS]
-    other = [*sorted(given - {"--resume", "--help", *allowed}), *options.model_or_directory]
+    other = [*sorted(given - {"--resume", "--help", TRUST_FLAG, *allowed}), *options.model_or_directory]
     if other:
         parser.error(f"{other[0]} can't be changed on --resume, which accepts {', '.join(allowed)}")
     changes = {name: options[name] for name in RESUME_FIELDS if flag_of(name) in given}
@@ -279,7 +305,8 @@ def _resume(parser: Parser, options: Any, given: set[str], arguments: list[str])
     def run() -> Any:
         from torchcaps.training import resume
 
-        return resume(options.resume, change)
+        return resume(options.resume, change, trust_remote_code=options.trust_remote_code)
 
-    devices = changes.get("devices") or RunDirectory.open(options.resume).read_config().devices
+    directory = RunDirectory.open(options.resume)
+    devices = changes.get("devices") or directory.read_config(options.trust_remote_code).devices
     run_training(arguments, devices, run)

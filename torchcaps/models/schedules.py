@@ -11,7 +11,7 @@ from torchcaps._core.validation import check_fields, check_range
 __all__ = ["Constant", "Exponential", "Inverse", "LRSchedule", "Milestones", "OneCycle", "Product", "TimeDecay"]
 
 
-@polymorphic
+@polymorphic()
 @dataclass(frozen=True)
 class LRSchedule(ABC):
     """Base class: factor of the initial learning rate over training."""

@@ -124,7 +124,7 @@ class Coefficient:
 ROUTINGS: Registry[type["Routing"]] = Registry("routing", "torchcaps.routing")
 
 
-@polymorphic
+@polymorphic(ROUTINGS.discover)
 @dataclass(frozen=True)
 class Routing:
     """Base class of routing algorithms, which compute parents from votes. Subclasses are frozen dataclasses.

@@ -13,6 +13,7 @@ from torchcaps._core.validation import check_field_names, check_fields, check_ra
 from torchcaps.models.recipe import Recipe
 from torchcaps.models.registry import find_model
 from torchcaps.models.spec import ModelSpec
+from torchcaps.training.settings_file import check_registered
 
 __all__ = ["Precision", "RunSpec"]
 
@@ -150,8 +151,16 @@ class RunSpec:
         return {**settings, **to_plain(self.recipe)}
 
     @classmethod
-    def from_plain(cls, values: Mapping[str, Any]) -> "RunSpec":
-        """Return the run that `to_plain` has written."""
+    def from_plain(cls, values: Mapping[str, Any], trust_remote_code: bool = False) -> "RunSpec":
+        """Return the run that `to_plain` has written.
+
+        Args:
+            values: the settings.
+            trust_remote_code: import models, data sets, routings and schedules that are not registered. By default,
+                they raise `torchcaps._core.registry.UntrustedCodeError`.
+        """
+        if not trust_remote_code:
+            check_registered(values)
         recipe_fields = _field_names(Recipe)
         settings = {name: value for name, value in values.items() if name not in recipe_fields}
         check_field_names(cls, settings, "RunSpec")
@@ -159,8 +168,9 @@ class RunSpec:
         hints = typing.get_type_hints(type(spec))
         options = settings.pop("model_options", {})
         check_field_names(type(spec), options, settings.get("model"))
-        options = {name: from_plain(hints[name], value) for name, value in options.items()}
-        recipe = from_plain(Recipe, {name: value for name, value in values.items() if name in recipe_fields})
+        options = {name: from_plain(hints[name], value, trust_remote_code) for name, value in options.items()}
+        recipe_values = {name: value for name, value in values.items() if name in recipe_fields}
+        recipe = from_plain(Recipe, recipe_values, trust_remote_code)
         return cls(**settings, model_options=options, recipe=recipe)
 
     def identity(self) -> dict[str, Any]:

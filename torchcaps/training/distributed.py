@@ -112,7 +112,12 @@ def launch_workers(argv: list[str], count: int) -> int:
 
     handled = (*StopSignal.SIGNALS, *([signal.SIGQUIT] if hasattr(signal, "SIGQUIT") else []))  # by the agent
     handlers = {number: signal.getsignal(number) for number in handled}
-    os.environ[LAUNCHER_PID] = str(os.getpid())
+    variables = {
+        LAUNCHER_PID: str(os.getpid()),
+        # 'python -m' would search the current directory first; the workers search what this process searches.
+        "PYTHONSAFEPATH": "1",
+        "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)),
+    }
     is_settable = hasattr(LaunchConfig, "shutdown_timeout")  # in newer versions of torch
     optional: dict[str, Any] = {"shutdown_timeout": STOP_TIMEOUT_S} if is_settable else {}
     try:
@@ -129,7 +134,8 @@ def launch_workers(argv: list[str], count: int) -> int:
                 logs_specs=DefaultLogsSpecs(log_dir=error_files),
                 **optional,
             )
-            elastic_launch(config, sys.executable)("-m", "torchcaps", *argv)
+            with _environment(variables):
+                elastic_launch(config, sys.executable)("-m", "torchcaps", *argv)
     except SignalException as error:
         return 128 + int(error.sigval)
     except ChildFailedError as error:
@@ -138,7 +144,6 @@ def launch_workers(argv: list[str], count: int) -> int:
             print(f"torchcaps: {message}", file=sys.stderr, flush=True)
         return code
     finally:
-        del os.environ[LAUNCHER_PID]
         for number, handler in handlers.items():
             signal.signal(number, handler)
     return 0
@@ -345,6 +350,21 @@ def _mute_fabric() -> Iterator[None]:
         finally:
             for logger, level in zip(loggers, levels, strict=True):
                 logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Context manager that sets environment variables and restores them on exit."""
+    original = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in original.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 @contextlib.contextmanager

@@ -82,15 +82,19 @@ class TrainedRun:
         return Loader(dataset, batch_size, pipeline=self.pipeline, train=False, num_workers=num_workers)
 
 
-def load_run(path: str | os.PathLike[str], weights: str | None = None) -> TrainedRun:
-    """Load the network of a run.
+def load_run(
+    path: str | os.PathLike[str], weights: str | None = None, *, trust_remote_code: bool = False
+) -> TrainedRun:
+    """Load the network of a run. By default, nothing in the directory is executed.
 
     Args:
         path: run directory.
         weights: ``"last"``, ``"best"`` or ``"ema"`` (default: ``eval_weights`` of the run's recipe).
+        trust_remote_code: import the model, data set, routing or schedule that the run names, if it is not registered.
+            This executes the code of its module; without it, a ValueError names the module.
     """
     directory = RunDirectory.open(path)
-    spec = directory.read_config()
+    spec = directory.read_config(trust_remote_code)
     weights = weights or spec.recipe.eval_weights
     checkpoint, note = _read_weights(directory, weights)
     model = build_network(spec)

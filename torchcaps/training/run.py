@@ -117,6 +117,7 @@ def resume(
     console: ConsoleLogger | None = None,
     figures: bool = True,
     clock: Callable[[], float] = time.monotonic,
+    trust_remote_code: bool = False,
 ) -> TrainResult:
     """Continue a run from its newest intact checkpoint.
 
@@ -126,12 +127,13 @@ def resume(
         console: as for `train`.
         figures: as for `train`.
         clock: as for `train`.
+        trust_remote_code: as for `load_run`.
     """
     with RunDirectory.open(path) as directory:
         if process_rank() == 0:
             directory.lock()
             directory.remove_staging()
-        spec = change(directory.read_config())
+        spec = change(directory.read_config(trust_remote_code))
         check_device(spec.device)
         checkpoint, problems = directory.newest_checkpoint()
         if problems and checkpoint is None:

@@ -10,9 +10,11 @@ from weakref import WeakSet
 
 from torchcaps._core.files import STAGING_PREFIX, reason_of, write_atomic
 from torchcaps._core.optional import import_optional
+from torchcaps._core.registry import UntrustedCodeError
 from torchcaps.training.checkpoint import Checkpoint, read_checkpoint
 from torchcaps.training.config import RunSpec
 from torchcaps.training.errors import CheckpointError, RunError, RunInUseError
+from torchcaps.training.settings_file import read_settings
 
 try:
     import fcntl
@@ -154,15 +156,18 @@ class RunDirectory:
         text = yaml.safe_dump(spec.to_plain(), sort_keys=False, allow_unicode=True)
         write_atomic(self.config, HEADER.format(path=self.config) + text, RunError)
 
-    def read_config(self) -> RunSpec:
-        """Return the settings of the run."""
-        yaml = import_optional("yaml", "a run's configuration")
+    def read_config(self, trust_remote_code: bool = False) -> RunSpec:
+        """Return the settings of the run.
+
+        Args:
+            trust_remote_code: as for `RunSpec.from_plain`.
+        """
+        values = read_settings(self.config)
         try:
-            values = yaml.safe_load(self.config.read_text(encoding="utf-8"))
-            if not isinstance(values, dict):
-                raise ValueError("expected a mapping of settings")
-            return RunSpec.from_plain(values)
-        except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
+            return RunSpec.from_plain(values, trust_remote_code)
+        except UntrustedCodeError as error:
+            raise ValueError(f"{self.config}: {error}") from error
+        except (ValueError, TypeError) as error:
             reason = " ".join(str(error).split())
             raise ValueError(f"{self.config} is not the configuration of a run: {reason}") from error
 

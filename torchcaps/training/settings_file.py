@@ -1,0 +1,105 @@
+"""Files of settings (``config.yaml``): reading YAML, and a check that no name in them imports code.
+
+A file from a stranger is data. It may name models, data sets, routings and schedules that are registered in this
+process. Anything else would be imported, which executes code, and needs ``trust_remote_code``, which is a flag of the
+command line and an argument in Python, never a setting in a file.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torchcaps._core.files import reason_of
+from torchcaps._core.optional import import_optional
+from torchcaps._core.registry import UntrustedCodeError, is_import_path
+from torchcaps._core.serialize import find_class
+from torchcaps.data.registry import DATASETS, is_image_folder
+from torchcaps.models.registry import MODELS
+
+__all__ = ["check_registered", "read_settings"]
+
+MAX_BYTES = 2**20  # the config.yaml of a run has about 2 KiB
+MAX_NODES = 100_000  # values in a file; aliases can multiply a few lines to billions of values
+CLASS_KEYS = {"class_path", "init_args", "lr_schedule", "routing"}  # their values may be names of classes
+
+
+def read_settings(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the settings in a YAML file; raise a ValueError if it can't be read or is not a mapping."""
+    yaml = import_optional("yaml", "a file of settings")
+    file = Path(path).expanduser()
+    try:
+        size = file.stat().st_size
+        if size > MAX_BYTES:
+            raise ValueError(f"{path} is too large for a file of settings: {size:,} bytes, at most {MAX_BYTES:,}")
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"{path} can't be read: {reason_of(error)}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} can't be read: {error}") from error
+    try:
+        values = yaml.safe_load(text)
+        _count_nodes(values)
+    except yaml.YAMLError as error:
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+        line = f", line {mark.line + 1}" if mark is not None else ""
+        raise ValueError(f"{path} is not a YAML file: {problem or 'it cannot be parsed'}{line}") from error
+    except RecursionError as error:
+        raise ValueError(f"{path} is not a file of settings: its values are nested too deeply") from error
+    except (ValueError, OverflowError, TypeError, LookupError, AttributeError) as error:  # of values such as dates
+        raise ValueError(f"{path} is not a file of settings: {' '.join(str(error).split())}") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} must be a mapping of settings, such as 'epochs: 5', got {type(values).__name__}")
+    return values
+
+
+def _count_nodes(values: Any, count: int = 0) -> int:
+    """Return ``count`` plus the number of nested values; raise a ValueError if there are too many."""
+    if count >= MAX_NODES:
+        raise ValueError(f"it has more than {MAX_NODES:,} values")
+    children = values.values() if isinstance(values, Mapping) else values if isinstance(values, list) else ()
+    count += 1
+    for child in children:
+        count = _count_nodes(child, count)
+    return count
+
+
+def check_registered(values: Mapping[str, Any]) -> None:
+    """Raise `UntrustedCodeError` if settings name a model, data set, routing or schedule that is not registered.
+
+    Args:
+        values: settings as in ``config.yaml``, or as in a file for ``torchcaps train --config``, which may also have
+            keys such as ``routing.class-path``.
+    """
+    for key, value in values.items():
+        parts = _key_parts(key)
+        if parts == ["model"] and is_import_path(value) and value not in MODELS:
+            raise UntrustedCodeError(value, "model")
+        is_dataset = parts in (["data"], ["test_data"])
+        if is_dataset and is_import_path(value) and value not in DATASETS and not is_image_folder(value):
+            raise UntrustedCodeError(value, "data set")
+        _check_classes(value, ".".join(parts), bool(CLASS_KEYS & set(parts)))
+
+
+def _check_classes(value: Any, key: str, is_class: bool) -> None:
+    """Raise `UntrustedCodeError` if a string below a key of classes has a dot and is not a registered class."""
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            _check_classes(item, f"{key}.{name}", is_class or bool(CLASS_KEYS & set(_key_parts(name))))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _check_classes(item, key, is_class)
+    elif is_class and isinstance(value, str) and "." in value and not _is_number(value) and find_class(value) is None:
+        raise UntrustedCodeError(value, key)
+
+
+def _key_parts(key: Any) -> list[str]:
+    return str(key).replace("-", "_").split(".")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
