@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from torchcaps.data.registry import DATASETS
-from torchcaps.models.registry import MODELS
+from tests.training.tiny import DATA, MODEL
+from torchcaps.data.registry import DATASETS, find_spec
+from torchcaps.models.registry import MODELS, find_model
 from torchcaps.routing.base import ROUTINGS
 from torchcaps.training import run
 
@@ -26,8 +27,13 @@ def figures() -> None:
 
 @pytest.fixture(autouse=True)
 def restored_registries() -> Iterator[None]:
-    """Remove the models, data sets and routings that a test has registered by import path."""
+    """Remove the models, data sets and routings that a test has registered by import path.
+
+    Those of `tests.training.tiny` are registered, so that tests can load the runs of other tests.
+    """
     with ROUTINGS.restored(), DATASETS.restored(), MODELS.restored():
+        find_model(MODEL)
+        find_spec(DATA)
         yield
 
 

@@ -83,7 +83,7 @@ def test_killed_worker_stops_the_others_and_torchrun_resumes(tmp_path: Path, one
     assert "process 1 of 2" in message
     assert "SIGKILL" in message
     assert read_checkpoint(path / "checkpoints/last.safetensors").state["run"]["step"] == 8
-    resumed = run(TORCHRUN, "train", "--resume", str(path))
+    resumed = run(TORCHRUN, "train", "--resume", str(path), "--trust-remote-code")
     assert resumed.returncode == 0, resumed.stderr
     assert_same_run(path, one_process)
 
@@ -98,7 +98,7 @@ def test_signal_to_launcher_saves_and_resume_completes(tmp_path: Path, one_proce
     saved = read_checkpoint(path / "checkpoints/last.safetensors").state["run"]
     assert saved["stop_reason"] == "interrupted"
     assert f"step {saved['step']}" in stopped.stderr
-    resumed = run(TORCHCAPS, "train", "--resume", str(path))
+    resumed = run(TORCHCAPS, "train", "--resume", str(path), "--trust-remote-code")
     assert resumed.returncode == 0, resumed.stderr
     assert resumed.stdout.count(f"resuming {path}") == 1  # only one process prints
     assert_same_run(path, one_process)

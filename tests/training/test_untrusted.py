@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ import yaml
 from PIL import Image
 
 from tests.cli.commands import usage_error
+from tests.training.helpers import small_spec
 from torchcaps._core.serialize import find_class
 from torchcaps.cli import main
+from torchcaps.routing import Uniform
 from torchcaps.training import RunSpec, load_run, resume, train
 from torchcaps.training.distributed import launch_workers
 from torchcaps.training.settings_file import check_registered
@@ -121,6 +124,18 @@ def test_registered_names_need_no_trust() -> None:
     check_registered({"augmentation": "sabour2017.mnist", "lr_schedule": "one_cycle", "lr_schedule.warmup": "0.5"})
     assert RunSpec.from_plain(spec.to_plain()) == spec
     assert find_class("torchcaps.routing.em.EM") is find_class("torchcaps.routing.EM")
+
+
+def test_runs_with_own_code_are_told_apart() -> None:
+    @dataclass(frozen=True)
+    class OwnRouting(Uniform):
+        """A routing that is not part of torchcaps."""
+
+    assert not RunSpec.of("capsnet_small", routing="em").names_own_code
+    assert not small_spec("capsnet_small", data="digits").names_own_code
+    assert small_spec().names_own_code  # model and data by import path
+    assert small_spec("capsnet_small").names_own_code
+    assert small_spec("capsnet_small", data="digits", routing=OwnRouting()).names_own_code
 
 
 def test_trust_is_given_by_flag_or_argument_only(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

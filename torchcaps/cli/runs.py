@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable
 from typing import NoReturn
 
+from torchcaps.cli.command_line import TRUST_FLAG
 from torchcaps.cli.console import ExitCode, percent, print_table, start_table
 from torchcaps.data import DataError
 from torchcaps.training import TrainResult
@@ -111,4 +112,5 @@ def _print_summary(result: TrainResult) -> None:
         "figures/": ", ".join(figures),
     }.items():
         print(f"  {path:<14} {content}")
-    print(f"\nNext: torchcaps predict {result.path} IMAGE.png, or torchcaps evaluate {result.path}")
+    trust = f" {TRUST_FLAG}" if result.names_own_code else ""
+    print(f"\nNext: torchcaps predict {result.path} IMAGE.png{trust}, or torchcaps evaluate {result.path}{trust}")

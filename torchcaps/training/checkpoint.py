@@ -84,7 +84,8 @@ class CheckpointWriter:
 
     def __init__(self, directory: "RunDirectory", spec: RunSpec, data: RunData) -> None:
         self.last, self.previous, self.best = directory.last, directory.previous, directory.best
-        self.resume_command = f"torchcaps train --resume {directory.path}"
+        trust = " --trust-remote-code" if spec.names_own_code else ""
+        self.resume_command = f"torchcaps train --resume {directory.path}{trust}"
         train = data.train
         self._constants = {"config": spec.to_plain(), "classes": list(train.classes), "n_images": len(train)}
         means = [step.mean for step in data.pipeline.transforms(False) if isinstance(step, SubtractMeanImage)]

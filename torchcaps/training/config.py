@@ -4,12 +4,14 @@ import dataclasses
 import hashlib
 import json
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
+from torchcaps._core.registry import is_import_path
 from torchcaps._core.serialize import from_plain, is_identity, is_resumable, non_default, setting, to_plain
 from torchcaps._core.validation import check_field_names, check_fields, check_range
+from torchcaps.data.registry import is_image_folder
 from torchcaps.models.recipe import Recipe
 from torchcaps.models.registry import find_model
 from torchcaps.models.spec import ModelSpec
@@ -145,6 +147,14 @@ class RunSpec:
         """Return the specification of the model: the registered one with `model_options`."""
         return dataclasses.replace(find_model(self.model).spec, **self.model_options)
 
+    @property
+    def names_own_code(self) -> bool:
+        """Whether the run names code that is not part of torchcaps, so that loading it needs ``trust_remote_code``."""
+        values = self.to_plain()
+        data = [name for name in (self.recipe.data, self.recipe.test_data) if not is_image_folder(name)]
+        names = [name for name in (self.model, *data) if is_import_path(name)]
+        return any(not name.startswith("torchcaps.") for name in [*names, *_class_paths(values)])
+
     def to_plain(self) -> dict[str, Any]:
         """Return all settings as JSON values in one mapping; the fields of the recipe are on the top level."""
         settings = {f.name: to_plain(getattr(self, f.name)) for f in dataclasses.fields(self) if f.name != "recipe"}
@@ -219,6 +229,15 @@ class RunSpec:
 
 def _field_names(cls: type) -> set[str]:
     return {field.name for field in dataclasses.fields(cls)}
+
+
+def _class_paths(values: Any) -> Iterator[str]:
+    """Yield the values of all keys ``class_path`` in nested settings."""
+    items = values.items() if isinstance(values, dict) else enumerate(values) if isinstance(values, list) else ()
+    for key, value in items:
+        if key == "class_path":
+            yield value
+        yield from _class_paths(value)
 
 
 def _owner(name: str) -> type:

@@ -44,6 +44,7 @@ class TrainResult:
         epochs, steps, seconds: length of the training.
         eval_weights: weights that the recipe evaluates: ``"last"``, ``"best"`` or ``"ema"``.
         test_results: evaluation on the test set, by kind of weights; empty without a test set.
+        names_own_code: as `RunSpec.names_own_code`.
     """
 
     path: Path
@@ -53,6 +54,7 @@ class TrainResult:
     seconds: float
     eval_weights: str
     test_results: dict[str, Evaluation]
+    names_own_code: bool = False
 
     @property
     def test(self) -> Evaluation | None:
@@ -234,6 +236,7 @@ def _finish(trainer: Trainer, figures: bool) -> TrainResult:
             state.seconds,
             trainer.recipe.eval_weights,
             tests,
+            trainer.spec.names_own_code,
         )
         if engine.is_main:
             write_atomic(directory.results, json.dumps(_results_json(trainer, result), indent=2) + "\n", RunError)
