@@ -87,11 +87,12 @@ TABLE_3 = Item(
     ),
     claims=tuple(
         Claim(
-            f"trained capsules move along one direction, more than untrained ones ({name})",
-            ("average", name),
+            f"trained capsules move along one direction, more than untrained ones ({name}{suffix})",
+            (label, name),
             ("untrained, average", name),
             False,
         )
+        for label, suffix in (("average", ""), ("average, trained with augmentation", ", with augmentation"))
         for name in TRANSFORMS
     ),
     draw=partial(
