@@ -36,6 +36,10 @@ class SimulatedClock:
     def perf_counter(self) -> float:
         return self.now
 
+    def process_time(self) -> float:
+        """Return CPU time, during which other processes have not run."""
+        return self.now / 2
+
     def create_model(self, name: str, **fields: Any) -> Any:
         model: Any = torchcaps.create_model(name, **fields)
         factors = self.slowdowns()
@@ -56,9 +60,20 @@ class SimulatedClock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimulatedClock:
     clock = SimulatedClock({})
-    monkeypatch.setattr(cost, "time", types.SimpleNamespace(perf_counter=clock.perf_counter))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(
+        cost, "time", types.SimpleNamespace(perf_counter=clock.perf_counter, process_time=clock.process_time)
+    )
     monkeypatch.setattr(cost, "create_model", clock.create_model)
     return clock
+
+
+def test_cpu_time_is_measured_with_one_thread(clock: SimulatedClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock.seconds = {"chen2019_dynamic_mnist": 0.04}
+    for threads, milliseconds in ((1, 20), (2, 40)):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        results = step_seconds(CONTEXT, {"routing": "chen2019_dynamic_mnist"}, batch_size=2, repeats=4)
+        assert results["routing inference"] == pytest.approx(milliseconds, rel=CLOSE)
 
 
 def test_an_epoch_is_extrapolated_from_the_fastest_step(clock: SimulatedClock) -> None:

@@ -57,16 +57,20 @@ def draw_universal_sizes(
     figure = new_figure(max(7.0, 3.1 * max(map(len, rows))), 5.4 * len(rows))
     figure.suptitle(title)
     parts = figure.subfigures(2 * len(rows), 1, height_ratios=(3.4, 1.6) * len(rows))
+    sizes = list(dict.fromkeys(size for by_size in results.values() for size in by_size))
     for index, row in enumerate(rows):
-        _draw_row({name: results[name] for name in row}, parts[2 * index], parts[2 * index + 1])
+        _draw_row({name: results[name] for name in row}, sizes, parts[2 * index], parts[2 * index + 1])
     save_figure(figure, out)
 
 
-def _draw_row(results: "Mapping[str, Mapping[str, UniversalPerturbation]]", upper: Any, lower: Any) -> None:
-    """Draw a row of panels, one per model, and the perturbations below."""
+def _draw_row(
+    results: "Mapping[str, Mapping[str, UniversalPerturbation]]", all_sizes: Sequence[str], upper: Any, lower: Any
+) -> None:
+    """Draw a row of panels, one per model, and the perturbations below; a size has the same color in all rows."""
     panels = upper.subplots(1, len(results), sharey=True, squeeze=False)[0]
     for axes, (name, sizes) in zip(panels, results.items(), strict=True):
-        for index, (size, result) in enumerate(sizes.items()):
+        for size, result in sizes.items():
+            index = all_sizes.index(size)
             color, marker = COLORS[index % len(COLORS)], MARKERS[index % len(MARKERS)]
             percent = [100 * accuracy for accuracy in result.accuracy]
             axes.plot(result.iterations, percent, color=color, marker=marker, markersize=4, label=size)

@@ -210,7 +210,7 @@ COST = Item(
     ),
     notes=(
         "The paper states that trained couplings save the time of the routing procedure and prints no times. Batches "
-        "of 100 images, in turns; the fastest of five.",
+        "of 100 images, in turns; the fastest of six; CPU time if measured with one thread.",
         "Our dynamic routing is about 30 times as fast as a naive implementation, so there is less to save than in the "
         "paper's.",
     ),

@@ -38,13 +38,17 @@ ROUTING_NAMES = {"dynamic": "dynamic", "em": "EM", "inverted": "inverted attenti
 def _minimum_seconds(
     functions: Mapping[str, Callable[[], object]], repeats: int, progress: Callable[[], object]
 ) -> dict[str, float]:
-    """Return the minimum duration of each function, called in turns: noise of the machine only adds time."""
+    """Return the minimum duration of each function, called in turns: noise of the machine only adds time.
+
+    With one thread this is CPU time: that of an idle core, without the time in which other processes ran.
+    """
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     minimum = dict.fromkeys(functions, float("inf"))
     for _ in range(1 + repeats):
         for name, function in functions.items():
-            start = time.perf_counter()
+            start = clock()
             function()
-            minimum[name] = min(minimum[name], time.perf_counter() - start)
+            minimum[name] = min(minimum[name], clock() - start)
             progress()
     return minimum
 

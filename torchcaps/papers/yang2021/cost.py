@@ -99,7 +99,7 @@ FIG_4 = Item(
     notes=(
         "The paper reports savings of at least 20 %; the figure's numbers are not in the text. Our dynamic routing "
         "is about 30 times as fast as a naive implementation, which leaves little to save.",
-        "Five steps of 128 images each, in turns; the fastest one times 100.",
+        "Six steps of 128 images each, in turns; the fastest one times 100; CPU time if measured with one thread.",
         "Algorithm 1 updates the coefficients after the weights: as printed it needs another forward pass, including "
         "the convolutions. The ascent itself needs the children and the transforms only, so it can reuse the children "
         "of the descent's pass (reuse_children), which are those of the weights before the step. The inferred code "
