@@ -1,6 +1,8 @@
 """Helpers of the data tests."""
 
 import hashlib
+import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,13 @@ def write_image(path: Path, size: tuple[int, int] = (20, 30), mode: str = "RGB",
     color = np.random.default_rng(seed).integers(0, 256, 3)
     Image.new("RGB", (size[1], size[0]), tuple(map(int, color))).convert(mode).save(path)
     return path
+
+
+def write_png_header(path: Path, width: int, height: int) -> None:
+    """Write a PNG that announces a size and has no content."""
+    header = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    chunk = struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header))
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk + b"\0\0\0\0IDAT\x35\xaf\x06\x1e")
 
 
 def make_rng(n_images: int, seed: int = 0) -> CounterRNG:

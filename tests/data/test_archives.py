@@ -3,6 +3,7 @@
 import hashlib
 import os
 import stat
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from tests.data import writers
 from tests.data.helpers import data_error, publish, raise_disk_full
 from tests.data.writers import random_bytes
-from torchcaps.data import CIFAR10, DataError, create_dataset
+from torchcaps.data import CIFAR10, DataError, archives, create_dataset
 from torchcaps.data.archives import extract_member
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*images, expected")  # the files of these tests are small
@@ -120,3 +121,48 @@ def test_members_must_have_the_published_checksum(tmp_path: Path) -> None:
 def test_published_checksums_of_cifar_are_used(tmp_path: Path) -> None:
     writers.write_tar_gz(tmp_path / "cifar10/cifar-10-binary.tar.gz", {CIFAR_MEMBER: CIFAR_RECORD})
     assert CIFAR10.members["binary"]["test"][CIFAR_MEMBER] in data_error("cifar10", tmp_path)
+
+
+def bomb(path: Path, size: int, count: int = 1) -> Path:
+    members = {f"top/{number}.bin": bytes(size) for number in range(count)}
+    return (writers.write_zip if path.suffix == ".zip" else writers.write_tar_gz)(path, members)
+
+
+@pytest.mark.parametrize("name", ["made.zip", "made.tar.gz"])
+def test_size_when_extracted_is_limited(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archives, "MIN_LIMIT_BYTES", 1 << 20)
+    monkeypatch.setattr(archives, "MAX_MEMBER_BYTES", 1 << 20)
+    for size, count, limit in ((2 << 20, 1, 1 << 20), (1 << 19, 3, 1 << 20)):
+        path = bomb(tmp_path / name, size, count)
+        with pytest.raises(DataError, match=rf"{path} is too large.*'top/{count - 1}\.bin'.*{limit:,}"):
+            extract_member(path, tmp_path / "new", "top/0.bin")
+        assert os.listdir(tmp_path / "new") == []
+        assert not archives.is_intact_zip(path)
+    path = bomb(tmp_path / name, 1 << 19)
+    extract_member(path, tmp_path / "new", "top/0.bin")
+    assert (tmp_path / "new/top/0.bin").stat().st_size == 1 << 19
+
+
+def test_long_headers_and_data_after_the_end_of_a_tar_are_limited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archives, "MIN_LIMIT_BYTES", 1 << 20)
+    entry = tarfile.TarInfo("top/a.bin")
+    entry.pax_headers = {"comment": "x" * (17 << 20)}
+    path = tmp_path / "made.tar.gz"
+    with tarfile.open(path, "w:gz", format=tarfile.PAX_FORMAT, compresslevel=1) as file:
+        file.addfile(entry)
+    with pytest.raises(DataError, match=rf"{path} is corrupt.*17,"):
+        extract_member(path, tmp_path / "new", "top/a.bin")
+    valid = writers.gzip.decompress(writers.write_tar_gz(path, {"top/a.bin": b"a"}).read_bytes())
+    path.write_bytes(writers.gzip.compress(valid + bytes(3 << 20)))
+    with pytest.raises(DataError, match=rf"{path} is too large"):
+        extract_member(path, tmp_path / "new", "top/a.bin")
+
+
+def test_unusual_compression_of_a_zip(tmp_path: Path) -> None:
+    path = tmp_path / "made.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as file:
+        file.writestr("top/a.bin", b"a")
+    with pytest.raises(DataError, match=rf"{path} is corrupt \(compression method 14 of 'top/a\.bin'"):
+        extract_member(path, tmp_path / "new", "top/a.bin")

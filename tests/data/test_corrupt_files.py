@@ -17,7 +17,7 @@ from tests.data.helpers import data_error
 from tests.data.test_formats import NORB_PREFIX, write_affnist, write_norb
 from tests.data.writers import random_bytes
 from torchcaps._core.optional import MissingExtraError
-from torchcaps.data import SVHN, create_dataset, mat
+from torchcaps.data import SVHN, create_dataset, formats, mat
 from torchcaps.data.datasets import digits
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*images, expected")  # the files of these tests are small
@@ -54,6 +54,15 @@ def test_idx(tmp_path: Path, images: bytes, labels: bytes, mentions: list[str]) 
     writers.put(tmp_path / "mnist/t10k-labels-idx1-ubyte", labels)
     message = data_error("mnist", tmp_path)
     for part in (str(tmp_path), *mentions):
+        assert part in message
+
+
+def test_idx_of_too_many_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(formats, "MAX_ARRAY_BYTES", 3919)
+    writers.put(tmp_path / "mnist/t10k-images-idx3-ubyte.gz", IMAGES, compressed=True)
+    writers.put(tmp_path / "mnist/t10k-labels-idx1-ubyte", LABELS)
+    message = data_error("mnist", tmp_path)
+    for part in ("images-idx3", "too large", "3,920 bytes, at most 3,919"):
         assert part in message
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.data.helpers import assert_bit_equal, write_image
-from torchcaps.data import DataError, Folder, ImageSet, Loader, create_dataset
+from tests.data.helpers import assert_bit_equal, write_image, write_png_header
+from torchcaps.data import DataError, Folder, ImageSet, Loader, create_dataset, images
 
 
 @pytest.fixture(autouse=True)
@@ -220,6 +220,23 @@ def test_unreadable_images_raise_or_are_skipped(folder: Path) -> None:
                 dataset = load(folder, val_fraction=0, test_fraction=0, unreadable="skip", **options)
             assert len(dataset) == len(dataset.labels) == 33
             assert torch.bincount(dataset.labels).tolist() == [10, 11, 12]
+
+
+def test_images_with_too_many_pixels_are_not_decoded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bomb = folder / "cat/bomb.png"
+    write_png_header(bomb, 9000, 9000)
+    with pytest.raises(DataError, match=rf"1 of 34 .*{bomb} \(9000x9000 pixels exceed the limit of 64 megapixels"):
+        load(folder, val_fraction=0, test_fraction=0)
+    with pytest.warns(UserWarning, match=r"1 of 34 .*bomb\.png"):
+        assert len(load(folder, val_fraction=0, test_fraction=0, unreadable="skip")) == 33
+    with pytest.raises(DataError, match=rf"1 of 34 .*{bomb} \((?!9000x)"):  # now its content is what is missing
+        load(folder, val_fraction=0, test_fraction=0, max_megapixels=82)
+    for limit in (-1.0, 90.0):
+        with pytest.raises(ValueError, match=f"max_megapixels.*89, got {limit}"):
+            load(folder, max_megapixels=limit)
+    bomb.unlink()
+    monkeypatch.setattr(images, "LARGE_IMAGE_PIXELS", 0)  # one at a time
+    assert len(load(folder, val_fraction=0, test_fraction=0, cache=False)) == 33
 
 
 def test_all_images_unreadable(tmp_path: Path) -> None:

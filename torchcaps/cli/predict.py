@@ -10,6 +10,7 @@ import torch
 from torchcaps.cli.options import add_run_flags, load_runs, set_num_threads
 from torchcaps.cli.parser import Parser
 from torchcaps.data import DataError
+from torchcaps.data.images import MAX_MEGAPIXELS
 from torchcaps.training.figures import draw_prediction, write_image
 from torchcaps.training.inference import Prediction, TrainedRun, predict
 
@@ -37,6 +38,8 @@ def predict_command(arguments: list[str]) -> None:
     parser.add_argument("--polarity", type=Literal["auto", "as-is", "inverted"], default="auto", help=text)
     text = "how to fit images of another aspect ratio (default: as the run's images; digits are centred, others padded)"
     parser.add_argument("--fit", type=Literal["crop", "pad", "stretch"] | None, help=text)
+    text = "images with more pixels are not decoded; at most 89"
+    parser.add_argument("--max-megapixels", type=float, default=MAX_MEGAPIXELS, help=text)
     add_run_flags(parser, "1")
     options, _ = parser.parse(arguments)
     torch.set_num_threads(1)  # faster than several for single images
@@ -47,7 +50,7 @@ def predict_command(arguments: list[str]) -> None:
     predictions, problems = [], []
     for path in options.images:
         try:
-            predictions.append(predict(run, path, options.polarity, options.fit))
+            predictions.append(predict(run, path, options.polarity, options.fit, options.max_megapixels))
         except DataError as error:
             problems.append((path, str(error)))
     out = Path(options.out).expanduser() if options.out else None if options.json else run.path / "predictions"

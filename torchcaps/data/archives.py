@@ -4,10 +4,13 @@ An archive comes from outside. Its members may have any path, be links, or be da
 it is valid.
 """
 
+import contextlib
 import gzip
+import io
 import lzma
 import shutil
 import stat
+import struct
 import tarfile
 import zipfile
 import zlib
@@ -21,6 +24,11 @@ from torchcaps.data.published import DataError, checksum_matches
 __all__ = ["extract_member", "is_intact_zip"]
 
 READ_CHUNK_BYTES = 1 << 20
+MAX_READ_BYTES = 1 << 24
+MAX_MEMBER_BYTES = 8 << 30  # affNIST's training images have 2.6 GB
+MAX_TOTAL_BYTES = 32 << 30
+MAX_RATIO = 100  # extracted bytes per byte of the archive; affNIST's compress to a tenth
+MIN_LIMIT_BYTES = 64 << 20  # small archives may exceed the ratio
 ARCHIVE_ERRORS = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError)
 
 
@@ -28,8 +36,9 @@ def is_intact_zip(path: Path) -> bool:
     """Return whether a file is a zip archive whose members all have their CRC."""
     try:
         with zipfile.ZipFile(path) as file:
+            _check_zip(file, path)
             return file.testzip() is None
-    except (*ARCHIVE_ERRORS, RuntimeError):
+    except (*ARCHIVE_ERRORS, RuntimeError, DataError):
         return False
 
 
@@ -37,7 +46,8 @@ def extract_member(archive: Path, directory: Path, member: str, checksums: Mappi
     """Extract the top-level directory of an archive that contains ``member``, or a ``member`` at the top level alone.
 
     Args:
-        archive: a zip or tar file, the latter compressed or not. It is read to the end, where gzip stores a CRC.
+        archive: a zip, tar or tar.gz file. It is read to the end, where gzip stores a CRC.
+            Its size when extracted is limited.
         directory: target directory.
         member: path in the archive.
         checksums: published checksums by path in the archive, as ``"md5:..."`` or ``"sha256:..."``.
@@ -66,7 +76,7 @@ def extract_member(archive: Path, directory: Path, member: str, checksums: Mappi
             move_tree_into_place(staging / top, directory / top)
     except DataError:
         raise
-    except (*ARCHIVE_ERRORS, RuntimeError) as error:  # RuntimeError: encrypted, or an unknown compression method
+    except (*ARCHIVE_ERRORS, RuntimeError, ValueError, struct.error) as error:  # RuntimeError: for example encrypted
         reason = (str(error).splitlines() or ["unexpected end of file"])[0].rstrip(":")
         raise DataError(f"{archive} is corrupt ({reason}): delete it to download it again") from error
     except OSError as error:
@@ -74,31 +84,90 @@ def extract_member(archive: Path, directory: Path, member: str, checksums: Mappi
 
 
 def _iterate_files(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
-    """Yield the name and content of each file of a zip or tar archive, after checking all names."""
+    """Yield the name and content of each file of a zip or tar archive, after checking all names and sizes."""
     if zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as file:
-            entries = [entry for entry in file.infolist() if not entry.is_dir()]
-            for entry in entries:
+            for entry in (entries := _check_zip(file, archive)):
                 _check_member_path(archive, entry.filename)
                 if stat.S_ISLNK(entry.external_attr >> 16):
                     raise DataError(f"{archive} contains the link {entry.filename!r}: not extracted")
             for entry in entries:
                 with file.open(entry) as content:
-                    yield entry.filename, content
+                    yield str(PurePosixPath(entry.filename)), content
         return
-    with tarfile.open(archive) as file:
-        members = [member for member in file if not member.isdir()]
-        for member in members:
+    with _open_maybe_gzipped(archive) as stream, tarfile.open(fileobj=stream, mode="r:") as file:
+        members, total = [], 0
+        for member in file:
+            total += member.size
+            _check_sizes(archive, member.name, member.size, total)
+            if member.isdir():
+                continue
             _check_member_path(archive, member.name)
             if not member.isfile():
                 raise DataError(f"{archive} contains the link or device {member.name!r}: not extracted")
+            members.append(member)
         for member in members:
             content = file.extractfile(member)
             assert content is not None, "a regular file has content"
             with content:
                 yield str(PurePosixPath(member.name)), content
-        while file.fileobj is not None and file.fileobj.read(READ_CHUNK_BYTES):
-            pass  # the CRC of a gzip file is after the end of the tar archive, and compared only if it is read
+        while chunk := stream.read(READ_CHUNK_BYTES):  # the CRC of a gzip file is after the end of the tar archive
+            total += len(chunk)
+            _check_sizes(archive, "data after the last member", 0, total)
+
+
+def _check_zip(file: zipfile.ZipFile, archive: Path) -> list[zipfile.ZipInfo]:
+    """Return the files of a zip archive; raise a DataError if they are too large or unusually compressed.
+
+    zipfile never returns more bytes than the size that is announced.
+    """
+    entries, total = [entry for entry in file.infolist() if not entry.is_dir()], 0
+    for entry in entries:
+        total += entry.file_size
+        _check_sizes(archive, entry.filename, entry.file_size, total)
+        if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # LZMA takes up to 4 GB to decompress
+            raise DataError(f"{archive} is corrupt (compression method {entry.compress_type} of {entry.filename!r})")
+    return entries
+
+
+def _check_sizes(archive: Path, name: str, size: int, total: int) -> None:
+    """Raise a DataError if a member, or all of them so far, exceed a limit: a small archive can fill any disk."""
+    most = min(MAX_TOTAL_BYTES, max(MIN_LIMIT_BYTES, MAX_RATIO * archive.stat().st_size))
+    if size > MAX_MEMBER_BYTES or total > most:
+        value, limit = (size, MAX_MEMBER_BYTES) if size > MAX_MEMBER_BYTES else (total, most)
+        raise DataError(
+            f"{archive} is too large when extracted: {value:,} bytes with {name!r}, at most {limit:,} are allowed"
+        )
+
+
+class _CappedReader(io.RawIOBase):
+    """A readable, seekable file that refuses to return more than `MAX_READ_BYTES` at once.
+
+    tarfile reads extended headers as a whole, however long they claim to be.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file = file
+
+    def read(self, size: int = -1, /) -> bytes:
+        if not 0 <= size <= MAX_READ_BYTES:
+            raise tarfile.ReadError(f"header of {size:,} bytes")
+        return self.file.read(size)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        return self.file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self.file.tell()
+
+
+@contextlib.contextmanager
+def _open_maybe_gzipped(path: Path) -> Iterator[_CappedReader]:
+    with path.open("rb") as file:
+        gzipped = file.read(2) == b"\x1f\x8b"
+        file.seek(0)
+        with gzip.open(file) if gzipped else contextlib.nullcontext(file) as content:
+            yield _CappedReader(content)  # type: ignore[arg-type]
 
 
 def _check_member_path(archive: Path, name: str) -> None:

@@ -27,6 +27,7 @@ __all__ = ["check_labels", "read_bytes", "read_idx", "read_norb_matrix", "read_p
 
 READ_CHUNK_BYTES = 1 << 20
 MAX_GZIP_RATIO = 1032  # decompressed bytes per compressed byte, at most
+MAX_ARRAY_BYTES = 4 << 30  # a gzipped file of 4 MB can have as many; smallNORB's images have 0.4 GiB
 NORB_BYTE_MAGIC, NORB_INT_MAGIC = 0x1E3D4C55, 0x1E3D4C54
 
 
@@ -81,6 +82,8 @@ def _read_payload(file: IO[bytes], shape: Sequence[int], path: Path) -> Tensor:
     expected = math.prod(shape)
     if expected > MAX_GZIP_RATIO * os.path.getsize(path):
         raise DataError(f"{path} is truncated: its header announces {'x'.join(map(str, shape))} bytes")
+    if expected > MAX_ARRAY_BYTES:
+        raise DataError(f"{path} is too large: {expected:,} bytes, at most {MAX_ARRAY_BYTES:,} are allowed")
     data = bytearray(expected)
     view, n_read = memoryview(data), 0
     # In chunks, since gzip decompresses everything it is asked for into a buffer of its own first.

@@ -2,9 +2,11 @@
 
 import concurrent.futures
 import contextlib
+import dataclasses
 import json
 import os
 import statistics
+import threading
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -22,18 +24,33 @@ from torchcaps._core.optional import import_optional
 from torchcaps._core.progress import track
 from torchcaps.data.storage import DataError, cache_root
 
-__all__ = ["ImageFormat", "center_ink", "infer_format", "read_image", "read_images"]
+__all__ = [
+    "MAX_MEGAPIXELS",
+    "PILLOW_MEGAPIXELS",
+    "ImageFormat",
+    "center_ink",
+    "check_pixels",
+    "infer_format",
+    "read_image",
+    "read_images",
+]
 
 MAX_ORIGINAL_SIDE = 96  # images of one common size keep it up to this side length
 MAX_SQUARE_SIDE = 64  # otherwise they are reduced to squares of at most this side length
 EXIF_ORIENTATION = 0x0112  # tag; values from 5 on exchange height and width
 GRAY_MODES = ("1", "L", "LA", "La", "I", "I;16", "I;16B", "F")
+MAX_MEGAPIXELS = 64.0  # default
+PILLOW_MEGAPIXELS = 89.0  # above this limit, Pillow itself warns
+LARGE_IMAGE_PIXELS = 8_000_000  # larger images, which take up to 1 GB, are decoded one at a time
 CACHE_LIFETIME_S = 30 * 24 * 3600  # unused cache files are removed after this
 CACHE_VERSION = 1  # increase if decoding changes
 MAX_PATHS_SHOWN = 5  # in a warning
 DIGIT_BOX = 20  # MNIST digits fit into 20x20 pixels (LeCun et al. 1998, section III.A)
 MIN_INK_CONTRAST = 25  # gray levels between the strongest ink and the background
 MIN_RELATIVE_INK = 0.15  # of the strongest ink; fainter pixels are background
+
+
+_one_large_image = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -44,14 +61,28 @@ class ImageFormat:
         size: height and width.
         channels: 1 (gray) or 3 (RGB).
         fit: how other aspect ratios are handled: ``"crop"``, ``"pad"`` or ``"stretch"``.
+        max_megapixels: files with more pixels are not decoded; see `check_pixels`.
     """
 
     size: tuple[int, int]
     channels: int
     fit: str
+    max_megapixels: float = MAX_MEGAPIXELS
 
 
-def infer_format(paths: Sequence[Path], fit: str) -> ImageFormat:
+def check_pixels(image: Any, max_megapixels: float) -> None:
+    """Raise a DataError if an opened, not yet decoded image has too many pixels.
+
+    A small file can have any number of pixels: a PNG of 650 KB takes 2 GB of memory.
+    """
+    if image.width * image.height > 1e6 * max_megapixels:
+        raise DataError(
+            f"{image.width}x{image.height} pixels exceed the limit of {max_megapixels:g} megapixels, which "
+            "max_megapixels (--max-megapixels; in training --data.max-megapixels) changes"
+        )
+
+
+def infer_format(paths: Sequence[Path], fit: str, max_megapixels: float = MAX_MEGAPIXELS) -> ImageFormat:
     """Return a format that suits all files, from their headers. Unreadable files are ignored unless all are."""
     pillow = import_optional("PIL.Image", "reading images")
     sizes, color, failures = [], False, {}
@@ -60,6 +91,7 @@ def infer_format(paths: Sequence[Path], fit: str) -> ImageFormat:
             with warnings.catch_warnings():
                 warnings.simplefilter("error", pillow.DecompressionBombWarning)
                 with pillow.open(path) as image:
+                    check_pixels(image, max_megapixels)
                     rotated = image.getexif().get(EXIF_ORIENTATION, 1) >= 5
                     sizes.append((image.width, image.height) if rotated else (image.height, image.width))
                     color = color or image.mode not in GRAY_MODES
@@ -68,9 +100,9 @@ def infer_format(paths: Sequence[Path], fit: str) -> ImageFormat:
     if not sizes:
         _report_unreadable(failures, len(paths), skip=False)
     if len(set(sizes)) == 1 and max(sizes[0]) <= MAX_ORIGINAL_SIDE:
-        return ImageFormat(sizes[0], 3 if color else 1, fit)
+        return ImageFormat(sizes[0], 3 if color else 1, fit, max_megapixels)
     side = min(MAX_SQUARE_SIDE, round(statistics.median(min(size) for size in sizes)))
-    return ImageFormat((side, side), 3 if color else 1, fit)
+    return ImageFormat((side, side), 3 if color else 1, fit, max_megapixels)
 
 
 def read_images(paths: Sequence[Path], image_format: ImageFormat, skip: bool, cache: bool) -> tuple[Tensor, Tensor]:
@@ -134,7 +166,11 @@ def read_image(path: Path, image_format: ImageFormat, fill: str = "black", backg
     pillow = import_optional("PIL.Image", "reading images")
     operations = import_optional("PIL.ImageOps", "reading images")
     height, width = image_format.size
-    with pillow.open(path) as file:
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(pillow.open(path))
+        check_pixels(file, image_format.max_megapixels)
+        if file.width * file.height > LARGE_IMAGE_PIXELS:
+            stack.enter_context(_one_large_image)
         if image_format.fit != "stretch" and file.format == "JPEG":
             # JPEG files can be decoded at 1/2, 1/4 or 1/8 of their size; keep at least twice the target size
             file.draft(None, (2 * width, 2 * height))
@@ -194,7 +230,7 @@ def _cache_path(paths: Sequence[Path], image_format: ImageFormat) -> Path:
     """Return the cache file for these files, in their current state, and this format."""
     state = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
     pillow_version = import_optional("PIL", "reading images").__version__
-    key = [CACHE_VERSION, pillow_version, image_format.size, image_format.channels, image_format.fit, state]
+    key = [CACHE_VERSION, pillow_version, *dataclasses.astuple(image_format), state]
     return cache_root() / "folders" / f"{sha256(json.dumps(key).encode()).hexdigest()[:32]}.pt"
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torchcaps._core.optional import import_optional
 from torchcaps.data import Batch, DataError, Dataset, Loader, Pipeline, SubtractMeanImage, create_pipeline
-from torchcaps.data.images import ImageFormat, center_ink, read_image
+from torchcaps.data.images import MAX_MEGAPIXELS, PILLOW_MEGAPIXELS, ImageFormat, center_ink, read_image
 from torchcaps.data.registry import is_image_folder
 from torchcaps.models import Network
 from torchcaps.training.checkpoint import Checkpoint, check_same_run, read_checkpoint
@@ -210,7 +210,11 @@ class Prediction:
 
 
 def predict(
-    run: TrainedRun, path: str | os.PathLike[str], polarity: Polarity = "auto", fit: Fit | None = None
+    run: TrainedRun,
+    path: str | os.PathLike[str],
+    polarity: Polarity = "auto",
+    fit: Fit | None = None,
+    max_megapixels: float = MAX_MEGAPIXELS,
 ) -> Prediction:
     """Classify an image file of any size and mode.
 
@@ -221,6 +225,7 @@ def predict(
             frame (dark ink on paper) if the network was trained on bright digits on black.
         fit: how an image of another aspect ratio is fitted: ``"crop"``, ``"pad"`` or ``"stretch"``. Default: as the
             run's directory of images; for single digits, the ink is located and centred as in MNIST; others are padded.
+        max_megapixels: an image with more pixels is not decoded; at most 89.
     """
     path = Path(path).expanduser()
     if not path.is_file():
@@ -228,23 +233,26 @@ def predict(
     channels, height, width = _unprocessed_shape(run)
     if channels not in (1, 3):
         raise ValueError(f"{run.path} expects images with {channels} channels; image files have 1 or 3")
+    if not 0 < max_megapixels <= PILLOW_MEGAPIXELS:
+        raise ValueError(f"max_megapixels must be positive and at most {PILLOW_MEGAPIXELS:g}, got {max_megapixels}")
     size, background = (height, width), "white"
-    overview = _read(path, ImageFormat(size, channels, "stretch"))
+    image_format = ImageFormat(size, channels, "stretch", max_megapixels)
+    overview = _read(path, image_format)
     if int(overview.max()) == int(overview.min()):
         background = "black"  # a white drawing on a transparent background is visible on black only
-        overview = _read(path, ImageFormat(size, channels, "stretch"), background=background)
+        overview = _read(path, image_format, background=background)
     if int(overview.max()) == int(overview.min()):
         raise DataError(f"{path} has one colour everywhere: it contains nothing to classify")
     invert = polarity == "inverted" or (polarity == "auto" and channels == 1 and _is_paper(overview, run))
     fill = "white" if invert else "black"
     center = fit is None and _has_centered_digits(run) and _file_size(path) != size
     if center:
-        pixels = _read(path, ImageFormat((INK_SCALE * height, INK_SCALE * width), channels, "pad"), fill, background)
+        large = dataclasses.replace(image_format, size=(INK_SCALE * height, INK_SCALE * width), fit="pad")
+        pixels = _read(path, large, fill, background)
     else:
         default = "crop" if is_image_folder(run.spec.recipe.data) else "pad"
-        pixels = _read(
-            path, ImageFormat(size, channels, fit or run.spec.data_options.get("fit") or default), fill, background
-        )
+        fitted = dataclasses.replace(image_format, fit=fit or run.spec.data_options.get("fit") or default)
+        pixels = _read(path, fitted, fill, background)
     if invert:
         pixels = 255 - pixels
     if center:

@@ -1,5 +1,6 @@
 """Folder: a directory of image files with one subdirectory per class."""
 
+import dataclasses
 import os
 import warnings
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ import torch
 
 from torchcaps._core.validation import check_range, join_quoted
 from torchcaps.data.base import Dataset, DataSpec, ImageSet, LoadRequest
-from torchcaps.data.images import ImageFormat, infer_format, read_images
+from torchcaps.data.images import MAX_MEGAPIXELS, PILLOW_MEGAPIXELS, ImageFormat, infer_format, read_images
 from torchcaps.data.registry import register_dataset
 from torchcaps.data.storage import DataError
 
@@ -45,6 +46,7 @@ class Folder(DataSpec):
             directories.
         seed: seed of that split.
         cache: store decoded images in the user's cache directory.
+        max_megapixels: files with more pixels are not decoded and count as unreadable.
     """
 
     title: ClassVar[str] = "a directory of images with one subdirectory per class"
@@ -59,10 +61,12 @@ class Folder(DataSpec):
     test_fraction: float = 0.1
     seed: int = 0
     cache: bool = True
+    max_megapixels: float = MAX_MEGAPIXELS
 
     def check(self) -> None:
         """Raise a ValueError if options are out of range or no training images would be left."""
         check_range(self, "size", 1, 4096)
+        check_range(self, "max_megapixels", 0, PILLOW_MEGAPIXELS)
         check_range(self, "seed", -(2**63), 2**63 - 1)
         check_range(self, "val_fraction", 0, 1)
         check_range(self, "test_fraction", 0, 1)
@@ -123,9 +127,10 @@ class Folder(DataSpec):
 
     def _image_format(self, paths: list[Path]) -> ImageFormat:
         """Return the common format of the images of all splits."""
-        inferred = infer_format(paths, self.fit)
+        inferred = infer_format(paths, self.fit, self.max_megapixels)
         size = inferred.size if self.size is None else (self.size, self.size)
-        return ImageFormat(size, {"auto": inferred.channels, "gray": 1, "color": 3}[self.channels], self.fit)
+        channels = {"auto": inferred.channels, "gray": 1, "color": 3}[self.channels]
+        return dataclasses.replace(inferred, size=size, channels=channels)
 
     def _split_by_hash(self, files: dict[str, list[Path]], split: str) -> dict[str, list[Path]]:
         """Return the files of a split, for each class those with the first or last hashes."""
