@@ -84,6 +84,12 @@ class Handler(BaseHTTPRequestHandler):
         self.start(None)
         self.wfile.write(data[: len(data) // 2])
 
+    def endless(self, data: bytes) -> None:
+        """Send until the client closes the connection."""
+        self.start(None)
+        while True:
+            self.wfile.write(data)
+
     def wrong_content(self, data: bytes) -> None:
         self.good(bytes(len(data)))
 

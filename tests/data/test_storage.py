@@ -19,8 +19,9 @@ from tests.data.writers import random_bytes
 from torchcaps._core.files import STAGING_PREFIX
 from torchcaps._core.progress import track
 from torchcaps.cli import main
-from torchcaps.data import MNIST, DataError, MissingDataError, create_dataset, storage
-from torchcaps.data.storage import download_file
+from torchcaps.data import MNIST, DataError, MissingDataError, create_dataset, list_datasets, storage
+from torchcaps.data.registry import find_spec
+from torchcaps.data.storage import DataDirectory, RemoteFile, download_file
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*images, expected")  # the files of these tests are small
 
@@ -171,7 +172,49 @@ def test_archive_without_published_checksum_must_be_intact(tmp_path: Path, behav
         bad, good = f"{server.url}/{behavior}/data.zip", f"{server.url}/good/data.zip"
         with pytest.raises(MissingDataError, match="invalid archive"):
             download_file("data.zip", [bad], "", tmp_path / "new")
-        assert download_file("data.zip", [bad, good], "", tmp_path / "new").read_bytes() == archive
+        with pytest.warns(UserWarning, match=r"data\.zip: no checksum was published.* SHA-256 [0-9a-f]{64}"):
+            assert download_file("data.zip", [bad, good], "", tmp_path / "new").read_bytes() == archive
+    record = (tmp_path / "new/data.zip.sha256").read_text()
+    assert record == f"{hashlib.sha256(archive).hexdigest()}  data.zip\n"
+
+
+def test_archive_that_has_changed_since_its_download(tmp_path: Path) -> None:
+    path = writers.write_zip(tmp_path / "affnist/test_batches.zip", {"other.txt": b"x"})
+    record = path.with_name("test_batches.zip.sha256")
+    record.write_text(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  test_batches.zip\n")
+    assert "does not contain test_batches/1.mat" in data_error("affnist", tmp_path)
+    writers.write_zip(path, {"other.txt": b"y"})
+    message = data_error("affnist", tmp_path)
+    for part in (str(path), "has changed", record.name):
+        assert part in message
+
+
+@pytest.mark.parametrize("behavior", ["good", "endless"])
+def test_download_ends_when_it_is_too_large(tmp_path: Path, server: Server, behavior: str) -> None:
+    """Whether the server announces the size or not."""
+    with pytest.raises(MissingDataError, match="more than 200,000 bytes"):
+        download_file("data.bin", [f"{server.url}/{behavior}/data.bin"], CHECKSUM, tmp_path / "new", 200_000)
+    assert os.listdir(tmp_path) == []
+
+
+def test_https_is_tried_first_and_http_only_with_a_checksum(monkeypatch: pytest.MonkeyPatch) -> None:
+    mirrors = ("http://a.org/", "https://b.org/", "http://c.org/", "https://d.org/")
+    directory = DataDirectory("mine", Path("data"), ("mine",))
+    expected = ["https://b.org/x", "https://d.org/x", "http://a.org/x", "http://c.org/x"]
+    assert directory._urls(RemoteFile("x", "md5:1", mirrors)) == expected
+    assert directory._urls(RemoteFile("x", "", mirrors)) == expected[:2]
+    monkeypatch.setenv("TORCHCAPS_MIRROR", "http://mine.org")
+    assert directory._urls(RemoteFile("x", "md5:1", mirrors)) == ["http://mine.org/mine/x", *expected]
+
+
+def test_every_file_has_an_https_mirror() -> None:
+    for name in list_datasets():
+        spec = find_spec(name)
+        for split in spec.splits if spec.subdirectories else ():
+            for files in spec.alternative_files(split):
+                for file in files:
+                    remote = file if isinstance(file, RemoteFile) else file.archive
+                    assert any(mirror.startswith("https://") for mirror in remote.mirrors), f"{name}: {remote.name}"
 
 
 # Data directory ---------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["ArchiveMember", "DataError", "MissingDataError", "RemoteFile", "checksum_matches"]
+__all__ = ["ArchiveMember", "DataError", "MissingDataError", "RemoteFile", "checksum_matches", "file_digest"]
 
 
 class DataError(ValueError):
@@ -49,9 +49,13 @@ class ArchiveMember:
     checksum: str = ""
 
 
+def file_digest(path: Path, algorithm: str) -> str:
+    """Return a hash of a file, such as ``"md5"`` or ``"sha256"``, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
+
+
 def checksum_matches(path: Path, checksum: str) -> bool:
     """Return whether a file has a checksum given as ``"md5:..."`` or ``"sha256:..."``."""
     algorithm, _, expected = checksum.partition(":")
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False))
-    return digest.hexdigest() == expected
+    return file_digest(path, algorithm) == expected

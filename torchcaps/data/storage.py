@@ -5,16 +5,24 @@ Every file is written atomically: downloads and extracted archives appear under 
 
 import contextlib
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from torchcaps._core.files import move_into_place, reason_of, staging_directory
+from torchcaps._core.files import move_into_place, reason_of, staging_directory, write_atomic
 from torchcaps._core.optional import import_optional
 from torchcaps._core.progress import DownloadBar
 from torchcaps.data.archives import extract_member, is_intact_zip
-from torchcaps.data.published import ArchiveMember, DataError, MissingDataError, RemoteFile, checksum_matches
+from torchcaps.data.published import (
+    ArchiveMember,
+    DataError,
+    MissingDataError,
+    RemoteFile,
+    checksum_matches,
+    file_digest,
+)
 
 __all__ = [
     "ArchiveMember",
@@ -23,6 +31,7 @@ __all__ = [
     "MissingDataError",
     "RemoteFile",
     "cache_root",
+    "check_observed_checksum",
     "checksum_matches",
     "data_root",
     "download_file",
@@ -30,6 +39,8 @@ __all__ = [
 
 DATA_VARIABLE = "TORCHCAPS_DATA"
 MIRROR_VARIABLE = "TORCHCAPS_MIRROR"  # URL of a mirror that is tried first: URL/mnist/FILE
+RECORD_SUFFIX = ".sha256"
+MAX_DOWNLOAD_BYTES = 4 << 30  # of a file of unknown size; affNIST's largest archive has less than 1 GB
 DOWNLOAD_TIMEOUT_S = 30  # without receiving a byte
 
 
@@ -92,20 +103,26 @@ class DataDirectory:
             archive = self.fetch(file.archive) if self.download else self.find(file.archive)
             if archive is None:
                 raise self._missing_error(file.name)
+            if not file.archive.checksum:
+                check_observed_checksum(archive)
             extract_member(archive, self.download_directory, file.name, self.member_checksums)
             return self.download_directory / file.name
         if not self.download:
             raise self._missing_error(file.name)
         try:
-            return download_file(file.name, self._urls(file), file.checksum, self.download_directory)
+            return download_file(file.name, self._urls(file), file.checksum, self.download_directory, file.size)
         except MissingDataError as error:
             raise self._missing_error(file.name, str(error)) from error
 
     def _urls(self, file: RemoteFile) -> list[str]:
+        """Return the URLs of a file: on the user's mirror, by https, and by http if a checksum can be verified."""
         custom = os.environ.get(MIRROR_VARIABLE, "").rstrip("/")
         if custom and not custom.startswith(("http://", "https://")):
             raise DataError(f"{MIRROR_VARIABLE} must be a URL such as https://example.org/data, got {custom!r}")
-        mirrors = (f"{custom}/{self.subdirectories[0]}/", *file.mirrors) if custom else file.mirrors
+        mirrors = [f"{custom}/{self.subdirectories[0]}/"] if custom else []
+        mirrors += [mirror for mirror in file.mirrors if mirror.startswith("https:")]
+        if file.checksum:
+            mirrors += [mirror for mirror in file.mirrors if not mirror.startswith("https:")]
         return [mirror + file.name for mirror in mirrors]
 
     def _missing_error(self, name: str, reason: str = "") -> MissingDataError:
@@ -120,22 +137,47 @@ class DataDirectory:
 # Download ---------------------------------------------------------------------------------------------------
 
 
+class _TooLargeError(ValueError):
+    """A mirror sends more bytes than the file has."""
+
+
+class _LimitedBar(DownloadBar):
+    """Progress bar that ends a download that exceeds a number of bytes."""
+
+    def __init__(self, name: str, max_bytes: int) -> None:
+        super().__init__(name)
+        self.max_bytes, self.received = max_bytes, 0
+
+    def update(self, amount: int) -> None:
+        """Advance by a number of bytes."""
+        self.received += amount
+        if self.received > self.max_bytes:
+            raise _TooLargeError(f"more than {self.max_bytes:,} bytes")
+        super().update(amount)
+
+    def reset(self) -> None:
+        """Start again at zero; pooch does so at the end, to show the whole size."""
+        self.received = 0
+        super().reset()
+
+
 class _BrokenArchiveError(ValueError):
     """A downloaded archive without a published checksum is truncated or not an archive."""
 
 
-def download_file(name: str, urls: Sequence[str], checksum: str, directory: Path) -> Path:
+def download_file(name: str, urls: Sequence[str], checksum: str, directory: Path, size: int = 0) -> Path:
     """Download a file from the first mirror that serves it intact, and return its path.
 
     The file is downloaded to a staging directory, verified, and then renamed: a file with the final name is always
     complete, and concurrent processes do not interfere. A file without a published checksum must be a zip archive
-    whose member CRCs are correct.
+    whose member CRCs are correct; a warning reports this, and the SHA-256 that it has is recorded in ``NAME.sha256``.
 
     Args:
         name: file name.
         urls: its URL on each mirror, in the order in which they are tried.
         checksum: ``"md5:..."``, ``"sha256:..."``, or empty.
         directory: target directory; created if missing.
+        size: size of the file in bytes, if known. A download ends when it exceeds it, or else `MAX_DOWNLOAD_BYTES`.
 
     Raises:
         MissingDataError: if all mirrors fail or the directory can't be written.
@@ -151,12 +193,14 @@ def download_file(name: str, urls: Sequence[str], checksum: str, directory: Path
         with staging_directory(directory) as staging:
             for url in urls:
                 try:
-                    with DownloadBar(name) as bar:
+                    with _LimitedBar(name, size or MAX_DOWNLOAD_BYTES) as bar:
                         downloader = pooch.HTTPDownloader(timeout=DOWNLOAD_TIMEOUT_S, progressbar=bar)
                         pooch.retrieve(url, checksum or None, fname=name, path=staging, downloader=downloader)
                     if not checksum and not is_intact_zip(staging / name):
                         (staging / name).unlink()
                         raise _BrokenArchiveError
+                    if not checksum:
+                        _record_checksum(staging / name, directory)
                     move_into_place(staging / name, directory / name)
                     return directory / name
                 except (exceptions.RequestException, ValueError) as error:
@@ -171,12 +215,37 @@ def download_file(name: str, urls: Sequence[str], checksum: str, directory: Path
     raise MissingDataError("; ".join(failures))
 
 
+def _record_checksum(path: Path, directory: Path) -> None:
+    """Write the SHA-256 of a file to ``NAME.sha256`` in a directory, in the format of sha256sum, and report it."""
+    digest = file_digest(path, "sha256")
+    record = directory / f"{path.name}{RECORD_SUFFIX}"
+    write_atomic(record, f"{digest}  {path.name}\n")
+    warnings.warn(
+        f"{path.name}: no checksum was published; the downloaded file has the SHA-256 {digest}, recorded in {record}",
+        stacklevel=2,
+    )
+
+
+def check_observed_checksum(path: Path) -> None:
+    """Raise a DataError if a file differs from the one that was downloaded, whose SHA-256 is recorded next to it."""
+    record = path.with_name(path.name + RECORD_SUFFIX)
+    if record.is_file():
+        expected = record.read_text(encoding="utf-8", errors="replace").partition(" ")[0]
+        if not checksum_matches(path, f"sha256:{expected}"):
+            raise DataError(
+                f"{path} has changed since its download: its SHA-256 is not that in {record.name}; delete both to "
+                "download it again"
+            )
+
+
 def _describe_failure(url: str, error: Exception) -> str:
     """Return one clause about why a mirror failed."""
     host = urlsplit(url).netloc or url
     response = getattr(error, "response", None)
     if response is not None:
         return f"{host}: HTTP status {response.status_code}"
+    if isinstance(error, _TooLargeError):
+        return f"{host}: {error}"
     if isinstance(error, _BrokenArchiveError):
         return f"{host}: truncated or invalid archive"
     kind, message = type(error).__name__, str(error)

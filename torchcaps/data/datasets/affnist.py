@@ -29,7 +29,8 @@ class AffNIST(DataSpec):
     """affNIST (Tieleman 2013): 32 affine transformations of each MNIST digit on a 40x40 canvas, from MATLAB files.
 
     The test split is made from MNIST's test digits, training and validation splits from its training digits. No
-    checksums were published; the CRCs of the archives' members are checked instead.
+    checksums were published: the CRCs of the archives' members are checked instead, and the SHA-256 of a downloaded
+    archive is recorded next to it.
     """
 
     title: ClassVar[str] = "MNIST under affine transformations, the official files"

@@ -69,8 +69,8 @@ class FashionMNIST(MNIST):
         "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
     )  # fmt: skip
     mirrors: ClassVar[tuple[str, ...]] = (
-        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
         "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/",
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
     )
     checksums: ClassVar[dict[str, tuple[str, int]]] = {  # MD5 and size in bytes
         "train-images-idx3-ubyte.gz": ("8d4fb7e6c68d591d4c3dfef9ec88bf0d", 26_421_880),

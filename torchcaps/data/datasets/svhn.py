@@ -45,7 +45,7 @@ class SVHN(DataSpec):
     def files(self, split: str) -> tuple[RemoteFile, ...]:
         """Return the file of a split, and the extra file if enabled."""
         names = ["train_32x32.mat", "extra_32x32.mat"][: 1 + self.extra] if split == "train" else ["test_32x32.mat"]
-        mirrors = ("http://ufldl.stanford.edu/housenumbers/",)
+        mirrors = ("https://ufldl.stanford.edu/housenumbers/", "http://ufldl.stanford.edu/housenumbers/")
         checksums = {name: self.checksums[name] for name in names}
         return tuple(RemoteFile(name, f"md5:{md5}", mirrors, size) for name, (md5, size) in checksums.items())
 
