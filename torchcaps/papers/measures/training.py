@@ -174,8 +174,8 @@ def draw_curves(
 ) -> None:
     """Draw the learning curves of an item's rows.
 
-    There is one panel per column and group; the first seed is drawn with markers, the others as thin lines. An
-    accuracy is drawn as an error.
+    There is one panel per column and group; the first seed is drawn with markers, the others as thin lines. A label has
+    the same colour in all panels. An accuracy is drawn as an error.
 
     Args:
         results: the results.
@@ -189,15 +189,24 @@ def draw_curves(
     panels = [(name, group) for name in by_column for group in groups]
     if not panels:
         return
-    below = len(panels) == 1 and len(by_column[panels[0][0]]) > 4  # place the legend of many curves below them
+    # place the legend of many curves below them, one for all panels
+    below = len(groups) == 1 and max(len(rows) for rows in by_column.values()) > 4
     figure = new_figure(max(6.0 if below else 4.6, 3.4 * len(panels)), 4.2 if below else 3.6)
     grid = figure.subplots(1, len(panels), sharey=shared_axis, squeeze=False)[0]
     is_accuracy = key.endswith("accuracy")
+    legends = {
+        (group, row.label): row.label.removeprefix(group).strip(", ") or row.label
+        for group in groups
+        for row in results.item.rows
+        if row.label.startswith(group) and any(row.label in rows for rows in by_column.values())
+    }
+    styles = list(dict.fromkeys(legends.values()))
     for axes, (name, group) in zip(grid, panels, strict=True):
         rows = {label: seeds for label, seeds in by_column[name].items() if label.startswith(group)}
-        for index, (label, seeds) in enumerate(rows.items()):
+        for label, seeds in rows.items():
+            legend = legends[group, label]
+            index = styles.index(legend)
             color, dashes = COLORS[index % 7], ("-", "--")[index // 7 % 2]
-            legend = label.removeprefix(group).strip(", ") or label
             for seed, (epochs, values) in enumerate(seeds):
                 values = [100 * (1 - value) if is_accuracy else value for value in values]
                 marked = {"marker": MARKERS[index % 7], "markersize": 4, "label": legend}
@@ -210,7 +219,9 @@ def draw_curves(
         if rows and not below:
             axes.legend(frameon=False, fontsize=7)
     if below:
-        figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=7)
+        handles = {h.get_label(): h for axes in grid for h in axes.get_legend_handles_labels()[0]}
+        shown = [handles[legend] for legend in styles]
+        figure.legend(handles=shown, loc="outside lower center", ncols=2, frameon=False, fontsize=7)
     for axes in grid[1:]:
         axes.set_ylabel("")
     n_seeds = max(len(seeds) for rows in by_column.values() for seeds in rows.values())
