@@ -6,9 +6,10 @@ Every file is written atomically: downloads and extracted archives appear under 
 import contextlib
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO, Any
 from urllib.parse import urlsplit
 
 from torchcaps._core.files import move_into_place, reason_of, staging_directory, write_atomic
@@ -141,24 +142,19 @@ class _TooLargeError(ValueError):
     """A mirror sends more bytes than the file has."""
 
 
-class _LimitedBar(DownloadBar):
-    """Progress bar that ends a download that exceeds a number of bytes."""
+class _LimitedFile:
+    """File that raises an error when more than a number of bytes are written to it."""
 
-    def __init__(self, name: str, max_bytes: int) -> None:
-        super().__init__(name)
-        self.max_bytes, self.received = max_bytes, 0
+    def __init__(self, file: IO[bytes], max_bytes: int) -> None:
+        self.file, self.max_bytes = file, max_bytes
 
-    def update(self, amount: int) -> None:
-        """Advance by a number of bytes."""
-        self.received += amount
-        if self.received > self.max_bytes:
+    def write(self, data: bytes) -> None:
+        if self.file.tell() + len(data) > self.max_bytes:
             raise _TooLargeError(f"more than {self.max_bytes:,} bytes")
-        super().update(amount)
+        self.file.write(data)
 
-    def reset(self) -> None:
-        """Start again at zero; pooch does so at the end, to show the whole size."""
-        self.received = 0
-        super().reset()
+    def flush(self) -> None:
+        self.file.flush()
 
 
 class _BrokenArchiveError(ValueError):
@@ -193,8 +189,8 @@ def download_file(name: str, urls: Sequence[str], checksum: str, directory: Path
         with staging_directory(directory) as staging:
             for url in urls:
                 try:
-                    with _LimitedBar(name, size or MAX_DOWNLOAD_BYTES) as bar:
-                        downloader = pooch.HTTPDownloader(timeout=DOWNLOAD_TIMEOUT_S, progressbar=bar)
+                    with DownloadBar(name) as bar:
+                        downloader = _create_downloader(pooch, bar, size or MAX_DOWNLOAD_BYTES)
                         pooch.retrieve(url, checksum or None, fname=name, path=staging, downloader=downloader)
                     if not checksum and not is_intact_zip(staging / name):
                         (staging / name).unlink()
@@ -213,6 +209,17 @@ def download_file(name: str, urls: Sequence[str], checksum: str, directory: Path
         for path in created:
             path.rmdir()  # leave no empty directories behind
     raise MissingDataError("; ".join(failures))
+
+
+def _create_downloader(pooch: Any, bar: DownloadBar, max_bytes: int) -> Callable[[str, str, Any], None]:
+    """Return a downloader for ``pooch.retrieve`` with a progress bar and a size limit."""
+    download = pooch.HTTPDownloader(timeout=DOWNLOAD_TIMEOUT_S, progressbar=bar)
+
+    def download_limited(url: str, output_file: str, owner: Any) -> None:
+        with open(output_file, "wb") as file:
+            download(url, _LimitedFile(file, max_bytes), owner)
+
+    return download_limited
 
 
 def _record_checksum(path: Path, directory: Path) -> None:
