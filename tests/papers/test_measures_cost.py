@@ -1,5 +1,6 @@
 """Cost measurements with a simulated clock, which only forward passes advance."""
 
+import math
 import types
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -82,6 +83,9 @@ def test_an_epoch_is_extrapolated_from_the_fastest_step(clock: SimulatedClock) -
     results = epoch_seconds(CONTEXT, {"ours": "choi2019_mnist", "theirs": "sabour2017_mnist"}, batch_size=4, repeats=4)
     assert results["ours"] == pytest.approx(30, rel=CLOSE)
     assert results["theirs"] == pytest.approx(90, rel=CLOSE)
+    # the four repetitions take 7, 1, 1 and 3 times as long: a standard deviation of the root of 8
+    of_mean = 3.182 * math.sqrt(8 / 4)
+    assert [results[f"{name}_ci95"] for name in ("ours", "theirs")] == pytest.approx([30 * of_mean, 90 * of_mean])
     assert results["ratio"] == pytest.approx(3, rel=CLOSE)
     assert results["fraction"] == pytest.approx(1 / 3, rel=CLOSE)
     assert epoch_seconds(CONTEXT, {"ours": "choi2019_mnist"}, 6_000, 4, 4)["ours"] == pytest.approx(3, rel=CLOSE)

@@ -128,8 +128,6 @@ WHITE_BOX = Item(
                 (_row(label, "untargeted", 64), "random noise"),
                 (_row(label, "untargeted", 64), "after 100 iterations"),
                 lower_is_better=False,
-                convergence="not applicable",
-                convergence_reason="a network is compared with itself, without and with the trained perturbation",
             )
             for label in ("FC G-CapsNets*", "Conv G-CapsNets*")
         ),

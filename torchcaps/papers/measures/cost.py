@@ -1,6 +1,8 @@
 """Cost measurements: seconds per training step, inference time and training memory, parameters per layer."""
 
 import dataclasses
+import math
+import statistics
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 import torch
 
 from torchcaps._core.plotting import COLORS, MARKERS, new_figure, save_figure, style_axes
+from torchcaps._core.stats import student_quantile
 from torchcaps.bench.memory import TrainingCase, measure_training_peaks
 from torchcaps.bench.timing import training_step
 from torchcaps.models import create_model
@@ -35,22 +38,46 @@ ROUTINGS = {"dynamic": Dynamic, "em": EM, "inverted": InvertedAttention}
 ROUTING_NAMES = {"dynamic": "dynamic", "em": "EM", "inverted": "inverted attention"}
 
 
-def _minimum_seconds(
+@dataclasses.dataclass(frozen=True)
+class _Duration:
+    """Durations of one function, in seconds.
+
+    Args:
+        minimum: the shortest: noise of the machine only adds time.
+        half_width: half-width of the 95 % interval of the mean over the repetitions (Student's t), which stands for the
+            uncertainty of the minimum; 0 for a single repetition.
+    """
+
+    minimum: float
+    half_width: float
+
+    def result(self, name: str, factor: float) -> dict[str, float]:
+        """Return the duration as a result with its interval, in another unit."""
+        return {name: factor * self.minimum, f"{name}_ci95": factor * self.half_width}
+
+
+def _durations(
     functions: Mapping[str, Callable[[], object]], repeats: int, progress: Callable[[], object]
-) -> dict[str, float]:
-    """Return the minimum duration of each function, called in turns: noise of the machine only adds time.
+) -> dict[str, _Duration]:
+    """Return the duration of each function; they are called in turns, and the first turn is a warm-up.
 
     With one thread this is CPU time: that of an idle core, without the time in which other processes ran.
     """
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
-    minimum = dict.fromkeys(functions, float("inf"))
+    seconds: dict[str, list[float]] = {name: [] for name in functions}
     for _ in range(1 + repeats):
         for name, function in functions.items():
             start = clock()
             function()
-            minimum[name] = min(minimum[name], clock() - start)
+            seconds[name].append(clock() - start)
             progress()
-    return minimum
+    durations = {}
+    for name, (_, *repeated) in seconds.items():
+        half_width = 0.0
+        if len(repeated) > 1:
+            half_width = student_quantile(len(repeated) - 1) * statistics.stdev(repeated) / math.sqrt(len(repeated))
+        durations[name] = _Duration(min(seconds[name]), half_width)
+    return durations
 
 
 def smoke_options(context: MeasurementContext, model: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,12 +108,12 @@ def epoch_seconds(
         for label, name in models.items()
     }
     steps = {label: training_step(network, batch_size) for label, network in networks.items()}
-    seconds = _minimum_seconds(steps, repeats, context.progress)
-    return {label: value * images_per_epoch / batch_size for label, value in seconds.items()} | {
-        "ratio": seconds[list(models)[-1]] / seconds[next(iter(models))],
-        "fraction": seconds[next(iter(models))] / seconds[list(models)[-1]],
-        "threads": torch.get_num_threads(),
-    }
+    durations = _durations(steps, repeats, context.progress)
+    first, last = (durations[label].minimum for label in (next(iter(models)), list(models)[-1]))
+    results: dict[str, Any] = {"ratio": last / first, "fraction": first / last, "threads": torch.get_num_threads()}
+    for label, duration in durations.items():
+        results |= duration.result(label, images_per_epoch / batch_size)
+    return results
 
 
 def routing_seconds(
@@ -104,11 +131,13 @@ def routing_seconds(
     for label in ("l2", "l1"):
         recipe = dataclasses.replace(networks[label].recipe, reuse_children=True)
         steps[f"{label}_reused"] = training_step(networks[label], batch_size, recipe)
-    seconds = _minimum_seconds(steps, repeats, context.progress)
-    results: dict[str, Any] = {label: 100 * value for label, value in seconds.items()}
-    for label in steps.keys() - {"dynamic"}:
-        results[f"{label}_saved"] = 100 * (1 - seconds[label] / seconds["dynamic"])
-    return results | {"threads": torch.get_num_threads()}
+    durations = _durations(steps, repeats, context.progress)
+    results: dict[str, Any] = {"threads": torch.get_num_threads()}
+    for label, duration in durations.items():
+        results |= duration.result(label, 100)
+        if label != "dynamic":
+            results[f"{label}_saved"] = 100 * (1 - duration.minimum / durations["dynamic"].minimum)
+    return results
 
 
 def step_seconds(
@@ -128,14 +157,14 @@ def step_seconds(
         works[f"{label} training"] = training_step(network, batch_size)
         images = torch.rand(batch_size, *network.spec.image, generator=torch.Generator().manual_seed(0))
         works[f"{label} inference"] = lambda network=network, images=images: _infer(network, images)
-    seconds = _minimum_seconds(works, repeats, context.progress)
+    durations = _durations(works, repeats, context.progress)
     first = next(iter(models))
     results: dict[str, Any] = {"threads": torch.get_num_threads()}
-    for name, value in seconds.items():
+    for name, duration in durations.items():
         label, _, activity = name.rpartition(" ")
-        results[name] = value * (100 if activity == "training" else 1_000)
+        results |= duration.result(name, 100 if activity == "training" else 1_000)
         if label != first:
-            results[f"{name}_saved"] = 100 * (1 - value / seconds[f"{first} {activity}"])
+            results[f"{name}_saved"] = 100 * (1 - duration.minimum / durations[f"{first} {activity}"].minimum)
     return results
 
 
@@ -195,8 +224,9 @@ def _inference_and_memory(
         model = create_model(name, **options).eval()
         images = torch.rand(batch_size, *model.spec.image, generator=torch.Generator().manual_seed(0))
         passes[label] = lambda model=model, images=images: _infer(model, images)
-    seconds = _minimum_seconds(passes, repeats, context.progress)
-    return {k: 1_000 * v for k, v in seconds.items()}, {k: v.training_bytes / 2**20 for k, v in peaks.items()}
+    durations = _durations(passes, repeats, context.progress)
+    milliseconds = {label: 1_000 * duration.minimum for label, duration in durations.items()}
+    return milliseconds, {label: peak.training_bytes / 2**20 for label, peak in peaks.items()}
 
 
 @torch.no_grad()
