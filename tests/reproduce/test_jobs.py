@@ -1,13 +1,15 @@
 """Reproductions as jobs of submitit: local processes, Slurm scripts, killed and failing jobs."""
 
 import dataclasses
+import functools
 import os
 import shlex
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -15,34 +17,40 @@ from submitit.core.utils import JobPaths
 
 from tests.cli.commands import usage_error
 from tests.reproduce.items import smoke_store
+from tests.sampling import sample
 from torchcaps.cli.main import main
-from torchcaps.models.schedules import LRSchedule
 from torchcaps.reproduce import executors, jobs
 from torchcaps.reproduce.executors import JobOptions, RecordJob, create_executor
 from torchcaps.reproduce.jobs import execute_jobs
 from torchcaps.reproduce.planner import Task, make_plan
-from torchcaps.reproduce.runner import TaskOutcome, TaskResult
+from torchcaps.reproduce.runner import PlanProgress, TaskOutcome, TaskResult
 from torchcaps.reproduce.schema import Cell, Item, Measurement, Run, TableRow
 from torchcaps.reproduce.status import FailureNote, RecordState, record_status
 from torchcaps.reproduce.store import RecordKey, RecordStore
+from torchcaps.training.errors import RunInterrupted
 
-KILLED_AT, CHECKPOINT_INTERVAL = 13, 5
+SIGNAL_STEP, CHECKPOINT_INTERVAL = 13, 5
+REQUEUE = signal.SIGUSR2  # sent by submitit and Slurm before a time limit and on preemption
 
 
 @dataclasses.dataclass(frozen=True)
-class KillOnce(LRSchedule):
-    """Constant learning rate that kills its process once, and then records at which step training continues."""
+class SignallingJob(RecordJob):
+    """Job that sends itself a signal at a training step, once, and records at which step it continues."""
 
-    directory: str = ""
+    number: int = 0
 
-    def factor(self, step: int, epoch: int, total: int | None) -> float:
-        killed, resumed = Path(self.directory, "killed"), Path(self.directory, "resumed")
-        if step == KILLED_AT and not killed.exists():
-            killed.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        if killed.exists() and not resumed.exists():
-            resumed.write_text(str(step))
-        return 1.0
+    def __call__(self) -> TaskResult:
+        signalled, resumed = self.work / "signalled", self.work / "resumed"
+
+        def on_step(progress: PlanProgress, step: int, *_: Any) -> None:
+            if step == SIGNAL_STEP and not signalled.exists():
+                signalled.touch()
+                os.kill(os.getpid(), self.number)
+            elif signalled.exists() and not resumed.exists():
+                resumed.write_text(str(step - 1))
+
+        PlanProgress.on_step = on_step  # type: ignore[method-assign]
+        return super().__call__()
 
 
 def fail(context: Any) -> dict[str, Any]:
@@ -62,12 +70,15 @@ def tasks_of(store: RecordStore, **sources: Run | Measurement) -> list[Task]:
     return make_plan(item_of(**sources), store, 1, timed=False).pending
 
 
-def test_local_jobs_resume_after_a_kill_and_report_a_failure(tmp_path: Path) -> None:
-    """Two at a time: a run that is killed, and a measurement that fails."""
-    (tmp_path / "killed-run").mkdir()
-    schedule = KillOnce(str(tmp_path / "killed-run"))
+@pytest.mark.timeout(1_200)  # three processes import torch, which takes long on a busy machine
+@pytest.mark.parametrize("number", sample([signal.SIGKILL, REQUEUE], 1))
+def test_local_jobs_resume_after_a_signal_and_report_a_failure(
+    tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two at a time: a run that is killed or requeued, and a measurement that fails."""
+    monkeypatch.setattr(jobs, "RecordJob", functools.partial(SignallingJob, number=number))
     size = {"width": 8, "types": 2, "batch_size": 16, "steps": 20, "max_train_images": 800, "max_test_images": 20}
-    run = Run("capsnet_small", {**size, "lr_schedule": schedule, "checkpoint_interval_steps": CHECKPOINT_INTERVAL})
+    run = Run("capsnet_small", {**size, "checkpoint_interval_steps": CHECKPOINT_INTERVAL})
     failing = Measurement("f", fail)
     store = RecordStore("full", tmp_path / "results", tmp_path / "work")
     lines: list[str] = []
@@ -76,12 +87,13 @@ def test_local_jobs_resume_after_a_kill_and_report_a_failure(tmp_path: Path) -> 
     unfinished = execute_jobs(tasks, store, options, lines.append)
     assert [(task.key.source, result.outcome) for task, result in unfinished] == [(failing, TaskOutcome.FAILED)], lines
     assert f"OSError: 1 threads, niceness {min(19, os.nice(0) + 1)}" in unfinished[0][1].detail
-    assert int((tmp_path / "killed-run/resumed").read_text()) == KILLED_AT // CHECKPOINT_INTERVAL * CHECKPOINT_INTERVAL
+    assert int((tmp_path / "work/resumed").read_text()) == SIGNAL_STEP // CHECKPOINT_INTERVAL * CHECKPOINT_INTERVAL
     record = store.read(RecordKey(run, 0))
     assert record is not None
     assert (record["results"]["steps"], record["machine"]["threads"]) == (20, 1)
     started = [line.partition(":")[0] for line in lines if "started job" in line]
-    assert started == [*(task.name for task in tasks), tasks[0].name]
+    again = [tasks[0].name] if number == signal.SIGKILL else []  # submitit itself starts a requeued job again
+    assert started == [*(task.name for task in tasks), *again]
     failed = record_status(RecordKey(failing, 0), store)
     assert (failed.state, failed.detail) == (RecordState.FAILED, unfinished[0][1].detail)
     logs = [path for path in (store.work / "jobs").glob("*/*.out") if str(path) in failed.detail]
@@ -161,6 +173,35 @@ def test_a_job_that_keeps_being_stopped_is_given_up(
     assert (task.key.source, result) == (measurement, stopped)
     assert len([line for line in lines if "started job" in line]) == jobs.MAX_ATTEMPTS
     assert FailureNote.of(task.key, store).read() == stopped.detail
+
+
+def test_a_signal_stops_the_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job is a process that does nothing but wait for a signal."""
+    process = subprocess.Popen(["sleep", "600"])
+    job = SimpleNamespace(job_id=str(process.pid), done=lambda: process.poll() is not None)
+    monkeypatch.setattr(jobs, "create_executor", lambda *_: SimpleNamespace(submit=lambda function: job))
+    monkeypatch.setattr(jobs, "POLL_INTERVAL_S", 0.01)
+    store, options = smoke_store(tmp_path), JobOptions("local")
+    try:
+        with pytest.raises(RunInterrupted) as raised:
+            execute_jobs(
+                tasks_of(store, m=Measurement("m", measure_nothing)),
+                store,
+                options,
+                lambda line: signal.raise_signal(signal.SIGINT),
+            )
+        assert (raised.value.signal, process.wait(60)) == (signal.SIGINT, -signal.SIGTERM)
+    finally:
+        process.kill()
+
+
+def test_a_stopped_job_is_not_a_failure(tmp_path: Path, in_process: list[JobOptions]) -> None:
+    def stop(context: Any) -> NoReturn:
+        raise RunInterrupted("stopped at step 3", signal.SIGTERM)
+
+    key = RecordKey(Measurement("m", stop), 0)
+    result = RecordJob(key, "m", "smoke", tmp_path / "results", tmp_path / "work")()
+    assert result == TaskResult(TaskOutcome.STOPPED, detail="stopped at step 3")
 
 
 def test_a_failed_job_exits_with_one_sentence(

@@ -1,5 +1,6 @@
 """Execution of plans: interrupted runs resume, other settings are rejected, progress is printed."""
 
+import json
 import os
 import signal
 import subprocess
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.reproduce.items import reproduce_smoke, smoke_store
+from tests.reproduce.items import reproduce_item, reproduce_smoke, smoke_store
 from torchcaps.reproduce import runner
 from torchcaps.reproduce.planner import Task, TaskPlan, TaskState, make_plan
 from torchcaps.reproduce.runner import PlanProgress, TaskOutcome, TaskResult, execute_plan
@@ -76,7 +77,7 @@ def test_a_killed_run_resumes_and_ends_with_the_same_record(tmp_path: Path) -> N
 def test_weights_of_other_settings_are_not_measured(tmp_path: Path) -> None:
     """The record of the measurement is missing, and the run directory is that of a run with other settings."""
     _, item, store = reproduce_smoke(tmp_path, "sabour2017", "fig4")
-    (measurement,) = item.sources()
+    measurement = item.sources()[0]
     assert isinstance(measurement, Measurement)
     store.path(RecordKey(measurement, 0)).unlink()
     (settings,) = store.work.glob("sabour2017_mnist-*.json")
@@ -86,6 +87,19 @@ def test_weights_of_other_settings_are_not_measured(tmp_path: Path) -> None:
     with pytest.raises(RunError) as raised:
         execute_plan(plan, store, PlanProgress(plan, False, str))
     assert str(settings.with_suffix("")) in str(raised.value)
+
+
+def test_a_run_resumes_if_a_setting_was_added_since_it_was_started(tmp_path: Path) -> None:
+    _, item, store = reproduce_smoke(tmp_path, "sabour2017", "fig4")
+    measurement = item.sources()[0]
+    assert isinstance(measurement, Measurement)
+    store.path(RecordKey(measurement, 0)).unlink()
+    (path,) = store.work.glob("sabour2017_mnist-*.json")
+    settings = json.loads(path.read_text())
+    del settings["descents"]
+    path.write_text(json.dumps(settings))
+    reproduce_item(item, smoke_store(tmp_path))
+    assert smoke_store(tmp_path).read(RecordKey(measurement, 0)) is not None
 
 
 def test_a_measurement_waits_for_runs_of_another_shard(tmp_path: Path) -> None:

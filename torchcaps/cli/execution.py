@@ -94,7 +94,9 @@ def add_execution_flags(parser: Parser) -> None:
     parser.add_argument("--nice", type=int, default=0, help="Niceness added to the jobs, 0 to 19")
     parser.add_argument("--partition", type=str | None, help="Slurm: partition (default: the cluster's)")
     parser.add_argument(
-        "--time-minutes", type=int | None, help="Slurm: time limit of a job, which is requeued and resumes after it"
+        "--time-minutes",
+        type=int | None,
+        help="Slurm: time limit of a job, which is requeued and resumes after it (default: 240)",
     )
     parser.add_argument("--memory-gb", type=float | None, help="Slurm: memory of a job (default: the cluster's)")
     parser.add_argument("--cpus", type=int | None, help="Slurm: CPUs of a job (default: --num-threads, or 1)")

@@ -24,6 +24,7 @@ __all__ = ["EXECUTORS", "ExecutorName", "JobOptions", "RecordJob", "create_execu
 ExecutorName = Literal["local", "slurm"]
 EXECUTORS: tuple[ExecutorName, ...] = ("local", "slurm")
 LOCAL_TIMEOUT_MIN = 60 * 24 * 365  # submitit stops local jobs after 2 minutes by default
+SLURM_TIME_MINUTES = 240  # default; submitit's is 5
 SIGNAL_DELAY_S = 120  # between the signal to requeue and the time limit of a Slurm job
 
 
@@ -36,7 +37,8 @@ class JobOptions:
         jobs: largest number of jobs at a time.
         num_threads: CPU threads per job (default: 1 for several local jobs, all cores for one; ``cpus`` on Slurm).
         nice: niceness that is added to that of this process, 0 to 19.
-        partition, time_minutes, memory_gb, cpus: partition, time limit, memory and CPUs of a Slurm job.
+        partition, memory_gb, cpus: partition, memory and CPUs of a Slurm job (default: the cluster's; one CPU).
+        time_minutes: time limit of a Slurm job, which is requeued and resumes after it (default: 240).
 
     >>> JobOptions("local", jobs=2).threads
     1
@@ -167,7 +169,7 @@ def create_executor(options: JobOptions, folder: Path) -> Any:
     executor = submitit.SlurmExecutor(folder, max_num_timeout=1_000)  # time limits are not failures: jobs resume
     limits = {
         "partition": options.partition,
-        "time": options.time_minutes,
+        "time": options.time_minutes or SLURM_TIME_MINUTES,
         "mem": None if options.memory_gb is None else f"{round(options.memory_gb * 1024)}M",
         "cpus_per_task": options.cpus or options.threads,
     }

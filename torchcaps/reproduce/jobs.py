@@ -55,7 +55,7 @@ def execute_jobs(
         settings: fields of the runs that do not change their results, such as ``data_dir``.
 
     Raises:
-        RunInterrupted: a signal has arrived; local jobs have saved their checkpoints.
+        RunInterrupted: a signal has arrived; jobs have been stopped, local ones waited for.
     """
     pool = _JobPool(tasks, store, options, print_line, settings)
     with StopSignal() as stop:
@@ -65,8 +65,9 @@ def execute_jobs(
                 on_end(task, result)
             pool.submit_ready()
             if stop.signal:
-                pool.stop()
-                raise RunInterrupted("stopped, checkpoints saved. Continue with: the same command", stop.signal)
+                n_left = pool.stop()
+                state = f"{n_left} jobs are still running" if n_left else "all jobs have saved their checkpoints"
+                raise RunInterrupted(f"stopped; {state}. See 'torchcaps reproduce status'", stop.signal)
             time.sleep(POLL_INTERVAL_S)
     return pool.unfinished
 
@@ -186,8 +187,8 @@ class _JobPool:
         is_failed = result.outcome is TaskOutcome.FAILED
         return dataclasses.replace(result, detail=f"{result.detail} (log: {log})") if is_failed else result
 
-    def stop(self) -> None:
-        """Stop all jobs; wait until local ones have saved their checkpoints."""
+    def stop(self) -> int:
+        """Stop all jobs and wait until local ones have saved their checkpoints; return the number still running."""
         for job, _ in self.running.values():
             if self.options.executor == "local":
                 with contextlib.suppress(ProcessLookupError):
@@ -195,9 +196,10 @@ class _JobPool:
             else:
                 job.cancel(check=False)  # Slurm sends SIGTERM, and SIGKILL after its KillWait
         deadline = time.monotonic() + STOP_TIMEOUT_S
-        while self.options.executor == "local" and time.monotonic() < deadline:
-            if all(job.done() for job, _ in self.running.values()):
-                return
+        while True:
+            n_left = sum(not job.done() for job, _ in self.running.values())
+            if not n_left or self.options.executor != "local" or time.monotonic() > deadline:
+                return n_left
             time.sleep(POLL_INTERVAL_S)
 
 

@@ -21,7 +21,7 @@ from torchcaps.models import Network
 from torchcaps.reproduce.planner import Task, TaskPlan, ensemble_keys
 from torchcaps.reproduce.scales import Scale, run_spec, scaled_dataset
 from torchcaps.reproduce.schema import Measurement, Run
-from torchcaps.reproduce.store import RecordKey, RecordStore
+from torchcaps.reproduce.store import RecordKey, RecordStore, is_subset
 from torchcaps.training import DivergenceError, RunSpec, TrainedRun, load_run, resume, train
 from torchcaps.training.errors import RunError, RunInUseError
 from torchcaps.training.evaluation import RunningEvaluation
@@ -313,13 +313,19 @@ def _train(key: RecordKey, store: RecordStore, progress: PlanProgress, settings:
 def _check_settings(directory: RunDirectory, spec: RunSpec) -> None:
     """Raise a `RunError` if a run was started with other settings, because a default has changed since.
 
-    The settings are in a file next to the run directory, since the directory of a new run must be empty.
+    The settings are in a file next to the run directory, since the directory of a new run must be empty. A setting that
+    the file lacks was added later, see `RecordStore.read`.
     """
     path = directory.path.with_name(f"{directory.path.name}.json")
     settings = json.dumps(spec.identity(), indent=1)
     if not directory.config.exists() or not path.exists():
         write_atomic(path, settings, RunError, sweep=True)
-    elif path.read_text(encoding="utf-8", errors="replace") != settings:
+        return
+    try:
+        is_same = is_subset(json.loads(path.read_text(encoding="utf-8", errors="replace")), json.loads(settings))
+    except ValueError:  # a damaged file
+        is_same = False
+    if not is_same:
         raise RunError(f"{directory.path} was started with other settings: remove it to train the run again")
 
 

@@ -34,6 +34,7 @@ __all__ = [
     "RecordKey",
     "RecordStore",
     "has_diverged",
+    "is_subset",
 ]
 
 RESULTS_DIRECTORY = Path("results/papers")
@@ -273,7 +274,7 @@ def _same_settings(recorded: dict[str, Any], current: dict[str, Any]) -> bool:
     if recorded.keys() != current.keys():
         return False
     if "identity" in current:
-        return recorded["record"] == current["record"] and _is_subset(recorded["identity"], current["identity"])
+        return recorded["record"] == current["record"] and is_subset(recorded["identity"], current["identity"])
     if any(recorded[name] != current[name] for name in ("options", "version")):
         return False
     return all(
@@ -283,10 +284,10 @@ def _same_settings(recorded: dict[str, Any], current: dict[str, Any]) -> bool:
     )
 
 
-def _is_subset(recorded: Any, current: Any) -> bool:
+def is_subset(recorded: Any, current: Any) -> bool:
     """Return whether all recorded values, at any depth of nested mappings, equal the current ones."""
     if isinstance(recorded, dict) and isinstance(current, dict):
-        return all(name in current and _is_subset(value, current[name]) for name, value in recorded.items())
+        return all(name in current and is_subset(value, current[name]) for name, value in recorded.items())
     return recorded == current
 
 
