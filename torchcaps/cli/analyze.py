@@ -18,7 +18,7 @@ from torchcaps._core.plotting import FIGURE_SUFFIXES
 from torchcaps._core.serialize import to_json
 from torchcaps.analysis import ANALYSES, Analysis, AnalysisReport, Subject, Summary, run_analysis
 from torchcaps.cli.command_line import CommandLine, flag_of
-from torchcaps.cli.console import print_table, start_table
+from torchcaps.cli.console import escape_control, print_table, start_table
 from torchcaps.cli.options import (
     add_data_flags,
     add_run_flags,
@@ -219,19 +219,19 @@ def _print_report(report: AnalysisReport, runs: list[TrainedRun], dataset: Datas
     """Print notes, table and files of an analysis."""
     for run in runs:
         if run.note:
-            print(f"torchcaps: {run.note}", file=sys.stderr)
+            print(f"torchcaps: {escape_control(run.note)}", file=sys.stderr)
     summary = report.summary
     n_images = _n_images(summary, dataset)
     count = "1 image" if n_images == 1 else f"{n_images:,} images"
     data = summary.data or f"{dataset.name}, {dataset.split}"
-    print(f"{', '.join(str(run.path) for run in runs)}: {summary.title}; {data}: {count}\n")
+    print(escape_control(f"{', '.join(str(run.path) for run in runs)}: {summary.title}; {data}: {count}") + "\n")
     headings = [column.heading for column in summary.columns.values()]
     table = start_table(summary.row_heading, *headings, right=tuple(headings))
     for name, row in summary.rows.items():
         table.add_row(name, *(_format(row.get(key), column.format) for key, column in summary.columns.items()))
     print_table(table)
     for note in summary.notes:
-        print(note)
+        print(escape_control(note))
     print("\n".join(f"written: {path}" for path in files))
 
 

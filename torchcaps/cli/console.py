@@ -4,12 +4,13 @@ import os
 import sys
 import textwrap
 from enum import IntEnum
+from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["ExitCode", "percent", "print_table", "print_text", "start_table", "terminal_width"]
+__all__ = ["ExitCode", "escape_control", "percent", "print_table", "print_text", "start_table", "terminal_width"]
 
 MIN_TEXT_WIDTH = 12  # characters of a column of text that stay readable
 PIPE_WIDTH = 400  # columns of a table that is not printed on a terminal
@@ -25,6 +26,14 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
 
 
+class _EscapedTable(Table):
+    """A table whose cells can't control the terminal."""
+
+    def add_row(self, *cells: Any, **options: Any) -> None:
+        """Add a row of strings."""
+        super().add_row(*(escape_control(str(cell)) for cell in cells), **options)
+
+
 def start_table(*headings: str, right: tuple[str, ...] = ()) -> Table:
     """Return an empty table.
 
@@ -32,11 +41,20 @@ def start_table(*headings: str, right: tuple[str, ...] = ()) -> Table:
         headings: column headings. The first column is never truncated.
         right: headings of numeric columns, which are right-aligned and never truncated.
     """
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = _EscapedTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for index, heading in enumerate(headings):
         justify = "right" if heading in right else "left"
         table.add_column(heading, justify=justify, no_wrap=heading in right or index == 0, overflow="fold")
     return table
+
+
+def escape_control(text: str) -> str:
+    """Return a text with control and formatting characters escaped: names from files must not control the terminal.
+
+    >>> escape_control("red \\x1b[31m, line\\nbreak")
+    'red \\\\x1b[31m, line\\\\nbreak'
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def terminal_width() -> int | None:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from torchcaps.cli.command_line import CommandLine
-from torchcaps.cli.console import percent, print_table, start_table
+from torchcaps.cli.console import escape_control, percent, print_table, start_table
 from torchcaps.cli.options import (
     add_data_flags,
     add_run_flags,
@@ -64,7 +64,7 @@ def _evaluate(runs: list[TrainedRun], dataset: Dataset) -> dict[str, Evaluation]
     if len(runs) > 1:
         groups["ensemble"] = runs
     with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as bar:
-        batch_size = min(run.spec.recipe.batch_size for run in runs)
+        batch_size = min(run.batch_size for run in runs)
         task = bar.add_task("evaluating", total=len(groups) * -(-len(dataset) // batch_size))
         return {name: evaluate_runs(group, dataset, lambda: bar.advance(task)) for name, group in groups.items()}
 
@@ -72,8 +72,8 @@ def _evaluate(runs: list[TrainedRun], dataset: Dataset) -> dict[str, Evaluation]
 def _print_results(runs: list[TrainedRun], dataset: Dataset, results: dict[str, Evaluation]) -> None:
     for run in runs:
         if run.note:
-            print(f"torchcaps: {run.note}", file=sys.stderr)
-    print(f"{dataset.name}, {dataset.split}: {next(iter(results.values())).n:,} images\n")
+            print(f"torchcaps: {escape_control(run.note)}", file=sys.stderr)
+    print(f"{escape_control(dataset.name)}, {dataset.split}: {next(iter(results.values())).n:,} images\n")
     numeric = ("accuracy", "incorrect", "loss")
     table = start_table("run", "weights", "accuracy", "95 % interval", "incorrect", "loss", right=numeric)
     weights = [run.weights for run in runs] + [""]

@@ -95,5 +95,7 @@ def _check_command(name: str) -> str:
 
 
 def _exit(message: str, code: int) -> NoReturn:
-    print(f"torchcaps: {message}", file=sys.stderr)
+    from torchcaps.cli.console import escape_control
+
+    print(f"torchcaps: {escape_control(message)}", file=sys.stderr)
     sys.exit(code)

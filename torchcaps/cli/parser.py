@@ -20,7 +20,7 @@ from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace, set_pa
 
 from torchcaps._core.registry import check_name, import_object
 from torchcaps.cli.command_line import BOOL_WORDS, CommandLine, flag_of
-from torchcaps.cli.console import ExitCode
+from torchcaps.cli.console import ExitCode, escape_control
 from torchcaps.models import schedules
 from torchcaps.models.schedules import LRSchedule
 from torchcaps.routing import Routing
@@ -97,7 +97,7 @@ class Parser(ArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print one line and exit."""
-        text = " ".join(str(message).split()).rstrip(".")
+        text = escape_control(" ".join(str(message).split()).rstrip("."))
         print(f"{self.prog}: {text} (see '{self.prog} --help')", file=sys.stderr)
         sys.exit(ExitCode.USAGE)
 

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import torch
 
+from torchcaps.cli.console import escape_control
 from torchcaps.cli.options import add_run_flags, load_runs, set_num_threads
 from torchcaps.cli.parser import Parser
 from torchcaps.data import DataError
@@ -46,7 +47,7 @@ def predict_command(arguments: list[str]) -> None:
     set_num_threads(options)
     (run,) = load_runs([options.run], options, options.weights)
     if run.note:
-        print(f"torchcaps: {run.note}", file=sys.stderr)
+        print(f"torchcaps: {escape_control(run.note)}", file=sys.stderr)
     predictions, problems = [], []
     for path in options.images:
         try:
@@ -65,7 +66,7 @@ def predict_command(arguments: list[str]) -> None:
         for prediction, files in zip(predictions, figures, strict=True):
             _print_prediction(run, prediction, files)
     for _, problem in problems[:-1]:
-        print(f"torchcaps: {problem}", file=sys.stderr)
+        print(f"torchcaps: {escape_control(problem)}", file=sys.stderr)
     if problems:
         raise DataError(problems[-1][1])
 
@@ -94,14 +95,15 @@ def _write_figures(run: TrainedRun, prediction: Prediction, out: Path, name: str
 def _print_prediction(run: TrainedRun, prediction: Prediction, files: list[Path]) -> None:
     """Print the predicted classes of an image and a bar chart of the highest scores."""
     classes = " and ".join(prediction.classes) or "no class"
-    print(f"{prediction.path}: {classes}" + (f"  ({prediction.note})" if prediction.note else ""))
+    print(escape_control(f"{prediction.path}: {classes}" + (f"  ({prediction.note})" if prediction.note else "")))
     by_score = sorted(range(len(run.classes)), key=lambda index: -prediction.scores[index])[:MAX_CLASSES_SHOWN]
     shown = sorted(by_score) if len(run.classes) <= MAX_CLASSES_SHOWN else by_score
-    width = max(len(run.classes[index]) for index in shown)
-    for index in shown:
+    names = {index: escape_control(run.classes[index]) for index in shown}
+    width = max(map(len, names.values()))
+    for index, name in names.items():
         score = prediction.scores[index]
         bar = "█" * round(BAR_WIDTH * min(1.0, max(0.0, score)))
-        print(f"  {run.classes[index]:>{width}} {score:6.3f} {bar}")
+        print(f"  {name:>{width}} {score:6.3f} {bar}")
     if files:
         print(f"  {', '.join(map(str, files))}")
 

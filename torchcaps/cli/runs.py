@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from torchcaps.cli.command_line import TRUST_FLAG
-from torchcaps.cli.console import ExitCode, percent, print_table, start_table
+from torchcaps.cli.console import ExitCode, escape_control, percent, print_table, start_table
 from torchcaps.data import DataError
 from torchcaps.training import TrainResult
 from torchcaps.training.distributed import (
@@ -78,7 +78,7 @@ def exit_on_error(work: Callable[[], object]) -> None:
 
 def _exit(message: str, code: int, print_message: bool) -> NoReturn:
     if print_message:
-        print(f"torchcaps: {message}", file=sys.stderr, flush=True)
+        print(f"torchcaps: {escape_control(message)}", file=sys.stderr, flush=True)
     if num_processes() > 1:  # no clean-up that could wait for the other processes
         sys.stdout.flush()
         os._exit(code)
