@@ -8,7 +8,7 @@ from tests.training.tiny import DATA, MODEL
 from torchcaps.data.registry import DATASETS, find_spec
 from torchcaps.models.registry import MODELS, find_model
 from torchcaps.routing.base import ROUTINGS
-from torchcaps.training import run
+from torchcaps.training import RunSpec, run
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -35,6 +35,14 @@ def restored_registries() -> Iterator[None]:
         find_model(MODEL)
         find_spec(DATA)
         yield
+
+
+@pytest.fixture(scope="session")
+def registered_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a run that names registered things only. Copy it to change it."""
+    sizes = {"width": 4, "types": 2, "primary_dim": 4, "dim": 4, "hidden": (8,)}
+    spec = RunSpec.of("capsnet_small", **sizes, steps=2, max_train_images=40, max_test_images=10, num_threads=1)
+    return run.train(spec, tmp_path_factory.mktemp("registered") / "run", figures=False).path
 
 
 @pytest.fixture

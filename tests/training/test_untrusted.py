@@ -19,7 +19,7 @@ from tests.training.helpers import small_spec
 from torchcaps._core.serialize import find_class
 from torchcaps.cli import main
 from torchcaps.routing import Uniform
-from torchcaps.training import RunSpec, load_run, resume, train
+from torchcaps.training import RunSpec, load_run, resume
 from torchcaps.training.distributed import launch_workers
 from torchcaps.training.settings_file import check_registered
 
@@ -46,23 +46,13 @@ UNTRUSTED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of registered things."""
-    sizes = {"width": 4, "types": 2, "primary_dim": 4, "dim": 4, "hidden": (8,)}
-    spec = RunSpec.of("capsnet_small", **sizes, steps=2, max_train_images=40, max_test_images=10, num_threads=1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("torchcaps.training.run.draw_run", lambda *_: [])
-        return train(spec, tmp_path_factory.mktemp("trained") / "run").path
-
-
 @pytest.fixture
-def folder(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(registered_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current directory with ``folder``, a run that contains a module."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(sys, "modules", {k: v for k, v in sys.modules.items() if k.partition(".")[0] != "folder"})
-    shutil.copytree(trained, "folder")
+    shutil.copytree(registered_run, "folder")
     Path("folder/helper.py").write_text(HELPER)
     Image.new("L", (28, 28)).save("image.png")
     return Path("folder")

@@ -12,7 +12,14 @@ import torch
 
 from torchcaps._core.version import __version__
 
-__all__ = ["describe_machine", "record_header"]
+__all__ = ["available_cores", "describe_machine", "record_header"]
+
+
+def available_cores() -> int:
+    """Return the number of CPU cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def describe_machine(processes: int = 1, device: str = "cpu") -> dict[str, Any]:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torchcaps._core.files import move_into_place, reason_of, staging_directory, sync_directory, sync_file
 from torchcaps._core.optional import import_optional
 from torchcaps.data import SubtractMeanImage
+from torchcaps.models import create_model
 from torchcaps.training.config import RunSpec
 from torchcaps.training.ema import EMA
 from torchcaps.training.errors import CheckpointError, RunError
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Checkpoint",
     "CheckpointWriter",
+    "check_model_size",
     "check_same_run",
     "load_optimizer_state",
     "optimizer_state",
@@ -57,7 +59,12 @@ class Checkpoint(NamedTuple):
         return {name[len(prefix) + 1 :]: t for name, t in self.tensors.items() if name.startswith(f"{prefix}.")}
 
     def load_weights(self, model: nn.Module, section: str = "model") -> None:
-        """Load a section into a model; names and shapes must match exactly."""
+        """Load a section into a model; names, shapes and kinds of dtype must match (`check_weights`)."""
+        self.check_weights(model, section)
+        model.load_state_dict(self.section(section))
+
+    def check_weights(self, model: nn.Module, section: str = "model") -> None:
+        """Raise `CheckpointError` if the weights of a section do not belong to a model, which may be on ``meta``."""
         weights = self.section(section)
         expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
         stored = {name: tuple(tensor.shape) for name, tensor in weights.items()}
@@ -67,7 +74,27 @@ class Checkpoint(NamedTuple):
             raise CheckpointError(
                 f"its weights belong to another model: {name} is {theirs} in the checkpoint and {ours} in the model"
             )
-        model.load_state_dict(weights)
+        for name, tensor in model.state_dict().items():
+            if _dtype_kind(tensor.dtype) != _dtype_kind(weights[name].dtype):
+                raise CheckpointError(f"its weights {name} are {weights[name].dtype}; the model has {tensor.dtype}")
+
+    @property
+    def step(self) -> int:
+        """Number of optimizer steps of its run."""
+        run = self.state.get("run")
+        step = run.get("step") if isinstance(run, dict) else None
+        if not isinstance(step, int) or step < 0:
+            raise CheckpointError(f"its state has no valid number of steps: {_shorten(run)}")
+        return step
+
+    def class_names(self, count: int) -> tuple[str, ...]:
+        """Return the names of the classes; raise `CheckpointError` if there are not ``count`` of them."""
+        names = self.state.get("classes")
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise CheckpointError(f"its state has no valid class names: {_shorten(names)}")
+        if len(names) != count:
+            raise CheckpointError(f"its state has the names of {len(names)} classes; the model has {count}")
+        return tuple(names)
 
 
 class CheckpointWriter:
@@ -181,11 +208,13 @@ def read_checkpoint(path: Path, device: torch.device | str = "cpu") -> Checkpoin
                 raise CheckpointError(f"{path} is not a torchcaps checkpoint: its format is not {FORMAT!r}")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dict
         state = json.loads(header["state"])
+        if not isinstance(state, dict):
+            raise ValueError(f"its state must be a mapping, got {type(state).__name__}")
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} does not exist") from error
-    except (OSError, safetensors.SafetensorError, KeyError, ValueError) as error:
-        if isinstance(error, CheckpointError):
-            raise
+    except CheckpointError:
+        raise
+    except (OSError, safetensors.SafetensorError, KeyError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise CheckpointError(f"{path} is not a checkpoint, or is damaged: {reason}") from error
     if _checksum(tensors, header["state"]) != header.get("checksum"):
@@ -208,8 +237,31 @@ def read_checkpoint_state(path: Path) -> dict[str, Any] | None:
 
 def check_same_run(checkpoint: Checkpoint, spec: RunSpec) -> None:
     """Raise `CheckpointError` if a checkpoint has settings that differ from the run's and can't change on resume."""
-    for name, (recorded, current) in spec.resume_conflicts(checkpoint.state.get("config", {})).items():
+    recorded_settings = checkpoint.state.get("config", {})
+    if not isinstance(recorded_settings, dict):
+        raise CheckpointError(f"its state has no valid settings: {_shorten(recorded_settings)}")
+    for name, (recorded, current) in spec.resume_conflicts(recorded_settings).items():
         raise CheckpointError(f"it belongs to a run with {name} {recorded!r}; this run has {current!r}")
+
+
+def check_model_size(checkpoint: Checkpoint, spec: RunSpec, section: str = "model") -> None:
+    """Raise `CheckpointError` if weights do not fit the model of a run, before memory for the model is allocated.
+
+    Sizes in a configuration are arbitrary; the weights in the checkpoint are as large as its file.
+
+    Args:
+        checkpoint: the checkpoint.
+        spec: settings of the run. Own code of a user may not support the device ``meta`` and is not checked.
+        section: the weights, ``"model"`` or ``"ema"``.
+    """
+    if spec.names_own_code:
+        return
+    try:
+        with torch.device("meta"):
+            model = create_model(spec.model, recipe=spec.recipe, **spec.model_options)
+    except Exception as error:  # arbitrary sizes raise many types
+        raise CheckpointError(f"the model of its run can't be built: {' '.join(str(error).split())}") from error
+    checkpoint.check_weights(model, section)
 
 
 def restore_training(
@@ -232,12 +284,17 @@ def restore_training(
     """
     check_same_run(checkpoint, spec)
     checkpoint.load_weights(model)
+    _check_optimizer_state(spec, optimizer, checkpoint.section("optimizer"))
     load_optimizer_state(optimizer, checkpoint.section("optimizer"))
     state = TrainState.from_plain(checkpoint.state.get("run", {}))
     n_before = checkpoint.state.get("n_images", 0)
+    if not isinstance(n_before, int):
+        raise CheckpointError(f"its state has no valid number of training images: {_shorten(n_before)}")
     if n_before != n_images:
         raise CheckpointError(f"its training set has {n_before:,} images; the training set now has {n_images:,}")
     if ema is not None:
+        if checkpoint.section("ema"):
+            checkpoint.check_weights(model, "ema")
         ema.load_state_dict(checkpoint.section("ema"), state.step)
     state.stop_reason = None
     if state.planned_minutes != (spec.max_minutes or 0.0):
@@ -255,6 +312,28 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     }
 
 
+def _check_optimizer_state(spec: RunSpec, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Raise `CheckpointError` if the names or shapes of an optimizer's tensors are not those of its parameters."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    probe = nn.Parameter(torch.zeros(1))
+    probe.grad = torch.zeros(1)
+    fresh = spec.recipe.optimizer.make([probe])
+    fresh.step()
+    expected = {name.partition(".")[2] for name in optimizer_state(fresh)}
+    names: dict[str, set[str]] = {}
+    for name, tensor in tensors.items():
+        index, _, key = name.partition(".")
+        names.setdefault(index, set()).add(key)
+        shape = parameters[int(index)].shape if index.isdecimal() and int(index) < len(parameters) else None
+        if shape is None or tensor.shape not in (shape, torch.Size()) or not tensor.is_floating_point():
+            raise CheckpointError(f"its optimizer state does not fit the optimizer: {name} is {list(tensor.shape)}")
+    for index, keys in names.items():
+        if keys != expected:
+            raise CheckpointError(
+                f"its optimizer state of parameter {index} has {sorted(keys)}, not {sorted(expected)}"
+            )
+
+
 def load_optimizer_state(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
     """Restore what `optimizer_state` returned."""
     state: dict[int, dict[str, Tensor]] = {}
@@ -265,6 +344,18 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, tensors: Mapping[str,
         optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
     except (KeyError, ValueError) as error:
         raise CheckpointError(f"its optimizer state does not fit the optimizer: {error}") from error
+
+
+def _dtype_kind(dtype: torch.dtype) -> str:
+    """Return the kind of a dtype; a checkpoint may have another precision than the model, but not another kind."""
+    if dtype.is_complex:
+        return "complex"
+    return "floating" if dtype.is_floating_point else "bool" if dtype is torch.bool else "integer"
+
+
+def _shorten(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _add_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -105,6 +105,9 @@ class RunSpec:
         if self.recipe is None:
             object.__setattr__(self, "recipe", entry.recipe(self.model_spec()))
         check_fields(self)
+        for name in ("model_options", "data_options", "test_options"):
+            if not isinstance(getattr(self, name), dict):
+                raise TypeError(f"RunSpec: {name} must be a mapping of fields, got {getattr(self, name)!r}")
         for name in ("micro_batches", "devices", "num_threads", "early_stopping_patience"):
             check_range(self, name, 1)
         for name in ("eval_interval_epochs", "eval_interval_steps", "checkpoint_interval_steps"):
@@ -171,12 +174,17 @@ class RunSpec:
         """
         if not trust_remote_code:
             check_registered(values)
+        for name in ("model", "data", "test_data", "augmentation", "note", "data_dir"):
+            if not isinstance(values.get(name, ""), str | None):
+                raise TypeError(f"{name} must be a string, got {values[name]!r}")
         recipe_fields = _field_names(Recipe)
         settings = {name: value for name, value in values.items() if name not in recipe_fields}
         check_field_names(cls, settings, "RunSpec")
         spec = find_model(settings.get("model", cls.model)).spec
         hints = typing.get_type_hints(type(spec))
         options = settings.pop("model_options", {})
+        if not isinstance(options, dict):
+            raise TypeError(f"model_options must be a mapping of fields, got {options!r}")
         check_field_names(type(spec), options, settings.get("model"))
         options = {name: from_plain(hints[name], value, trust_remote_code) for name, value in options.items()}
         recipe_values = {name: value for name, value in values.items() if name in recipe_fields}

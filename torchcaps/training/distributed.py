@@ -34,6 +34,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from torchcaps._core.machine import available_cores
 from torchcaps._core.optional import import_optional
 from torchcaps.training.config import RunSpec
 from torchcaps.training.errors import PeerLostError
@@ -233,7 +234,7 @@ class Engine:
                 precision=spec.precision,
             )
             self.fabric.launch()
-        torch.set_num_threads(spec.num_threads or max(1, _available_cores() // local))
+        torch.set_num_threads(spec.num_threads or max(1, available_cores() // local))
         # Gradients through several EM iterations underflow to subnormal numbers (below 1e-38), on which a CPU is ten
         # times slower (a step with five iterations takes twice as long). Flushing them to zero changes no result.
         torch.set_flush_denormal(True)
@@ -327,13 +328,6 @@ def check_device(device: str) -> None:
     """Raise a ValueError if a device (``RunSpec.device``) is not available on this machine."""
     if device in ("cuda", "mps") and not getattr(torch, device).is_available():
         raise ValueError(f"--device {device} is not available on this machine: use --device auto or cpu")
-
-
-def _available_cores() -> int:
-    """Return the number of CPU cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from torchcaps._core.serialize import pack_bits
 from torchcaps._core.stats import wilson_interval
 from torchcaps.data import Batch, Loader
 from torchcaps.models import Network, Output
+from torchcaps.training.errors import CheckpointError
 
 __all__ = ["Evaluation", "RunningEvaluation", "batch_loss", "evaluate"]
 
@@ -138,9 +139,15 @@ class RunningEvaluation:
         return {"counts": self.counts.tolist(), "loss": float(self.loss)}
 
     def restore(self, values: dict[str, Any]) -> None:
-        """Continue from the counts of a checkpoint."""
-        self.counts = torch.tensor(values["counts"], dtype=torch.int64)
-        self.loss = torch.tensor(values["loss"], dtype=torch.float64)
+        """Continue from the counts of a checkpoint; raise `CheckpointError` if they are not those of this model."""
+        try:
+            counts = torch.tensor(values["counts"], dtype=torch.int64)
+            loss = torch.tensor(float(values["loss"]), dtype=torch.float64)
+        except (KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
+            raise CheckpointError(f"the checkpoint has no valid counts: {error}") from error
+        if counts.shape != self.counts.shape:
+            raise CheckpointError(f"the checkpoint has {list(counts.shape)} counts, not {list(self.counts.shape)}")
+        self.counts, self.loss = counts, loss
 
 
 def evaluate(

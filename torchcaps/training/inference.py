@@ -1,6 +1,7 @@
 """Use of a trained run: load its network, evaluate it alone or in an ensemble, and classify image files."""
 
 import dataclasses
+import math
 import os
 import warnings
 from collections.abc import Callable
@@ -11,12 +12,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from torchcaps._core.machine import available_cores
 from torchcaps._core.optional import import_optional
 from torchcaps.data import Batch, DataError, Dataset, Loader, Pipeline, SubtractMeanImage, create_pipeline
 from torchcaps.data.images import MAX_MEGAPIXELS, PILLOW_MEGAPIXELS, ImageFormat, center_ink, read_image
 from torchcaps.data.registry import is_image_folder
 from torchcaps.models import Network
-from torchcaps.training.checkpoint import Checkpoint, check_same_run, read_checkpoint
+from torchcaps.training.checkpoint import Checkpoint, check_model_size, check_same_run, read_checkpoint
 from torchcaps.training.config import RunSpec
 from torchcaps.training.errors import CheckpointError
 from torchcaps.training.evaluation import Evaluation, RunningEvaluation, batch_loss
@@ -27,6 +29,8 @@ __all__ = ["Prediction", "TrainedRun", "correct_images", "evaluate_runs", "load_
 
 Polarity = Literal["auto", "as-is", "inverted"]
 Fit = Literal["crop", "pad", "stretch"]
+MAX_BATCH_PIXELS = 2**25  # pixels times channels of a batch: 128 MiB in float32, 10,000 images of 3x32x32
+MAX_IMAGE_PIXELS = 64_000_000  # of the network's input
 FRAME_FRACTION = 0.08  # width of the frame whose brightness tells paper from ink, of the shorter side
 PAPER_BRIGHTNESS = 0.6  # mean brightness of the frame above which it is paper
 MIN_CONFIDENT_SCORE = 0.5
@@ -60,6 +64,16 @@ class TrainedRun:
     step: int
     note: str = ""
 
+    @property
+    def batch_size(self) -> int:
+        """Number of images per forward pass: that of the run, limited by the memory of a batch of its images."""
+        return max(1, min(self.spec.recipe.batch_size, MAX_BATCH_PIXELS // math.prod(self.model.spec.image)))
+
+    @property
+    def num_workers(self) -> int:
+        """Number of data workers: that of the run, at most one per core."""
+        return min(self.spec.num_workers, available_cores())
+
     def loader(self, dataset: Dataset) -> Loader:
         """Return batches of a data set, preprocessed for this network.
 
@@ -78,8 +92,7 @@ class TrainedRun:
         if dataset.n_objects != self.model.n_objects:
             expected, got = (n or "any number of" for n in (self.model.n_objects, dataset.n_objects))
             raise ValueError(f"{self.path} expects {expected} objects per image, {dataset.name} has {got}")
-        batch_size, num_workers = self.spec.recipe.batch_size, self.spec.num_workers
-        return Loader(dataset, batch_size, pipeline=self.pipeline, train=False, num_workers=num_workers)
+        return Loader(dataset, self.batch_size, pipeline=self.pipeline, train=False, num_workers=self.num_workers)
 
 
 def load_run(
@@ -97,19 +110,28 @@ def load_run(
     spec = directory.read_config(trust_remote_code)
     weights = weights or spec.recipe.eval_weights
     checkpoint, note = _read_weights(directory, weights)
-    model = build_network(spec)
     if weights == "ema" and not checkpoint.section("ema"):
         raise ValueError(f"{path} has no EMA weights: it was trained with --eval-weights {spec.recipe.eval_weights}")
+    section = "ema" if weights == "ema" else "model"
     try:
         check_same_run(checkpoint, spec)
-        checkpoint.load_weights(model, "ema" if weights == "ema" else "model")
+        check_model_size(checkpoint, spec, section)
+        model = build_network(spec)
+        checkpoint.load_weights(model, section)
+        if math.prod(model.spec.image[1:]) > MAX_IMAGE_PIXELS:
+            height, width = model.spec.image[1:]
+            raise CheckpointError(f"its images of {height:,}x{width:,} pixels are larger than {MAX_IMAGE_PIXELS:,}")
+        step, classes = checkpoint.step, checkpoint.class_names(model.spec.classes)
+        pipeline = _load_pipeline(spec, checkpoint)
     except CheckpointError as error:
         raise CheckpointError(f"{directory.best if weights == 'best' else directory.last}: {error}") from error
-    step = int(checkpoint.state["run"]["step"])
-    classes = tuple(checkpoint.state["classes"])
-    return TrainedRun(
-        directory.path, spec, model.eval(), _load_pipeline(spec, checkpoint), classes, weights, step, note
-    )
+    notes = [note] if note else []
+    run = TrainedRun(directory.path, spec, model.eval(), pipeline, classes, weights, step)
+    for name, limited in (("num_workers", run.num_workers), ("batch_size", run.batch_size)):
+        value = spec.recipe.batch_size if name == "batch_size" else spec.num_workers
+        if limited != value:
+            notes.append(f"{name} {value:,} of {directory.config} is limited to {limited:,}")
+    return dataclasses.replace(run, note="; ".join(notes))
 
 
 def _read_weights(directory: RunDirectory, weights: str) -> tuple[Checkpoint, str]:
@@ -130,6 +152,8 @@ def _load_pipeline(spec: RunSpec, checkpoint: Checkpoint) -> Pipeline:
     """Return the preprocessing of a run, with the mean image of its training set."""
     pipeline = create_pipeline(spec.recipe.augmentation)
     mean = next(iter(checkpoint.section("pipeline").values()), None)
+    if mean is not None and not mean.is_floating_point():
+        raise CheckpointError(f"its mean image must be floating-point, got {mean.dtype}")
     train, test = (
         [
             dataclasses.replace(s, mean=mean) if isinstance(s, SubtractMeanImage) else s

@@ -19,7 +19,7 @@ from torchcaps._core.optional import import_optional
 from torchcaps.data import Loader
 from torchcaps.models import Network
 from torchcaps.routing import Quadratic
-from torchcaps.training.checkpoint import read_checkpoint
+from torchcaps.training.checkpoint import check_model_size, read_checkpoint
 from torchcaps.training.config import RunSpec
 from torchcaps.training.distributed import Engine, check_device, num_processes, process_rank
 from torchcaps.training.errors import CheckpointError, RunError, RunInterrupted
@@ -140,6 +140,11 @@ def resume(
         checkpoint, problems = directory.newest_checkpoint()
         if problems and checkpoint is None:
             raise CheckpointError(f"{problems[0]}, and no other checkpoint exists")
+        if checkpoint is not None:
+            try:
+                check_model_size(checkpoint, spec)
+            except CheckpointError as error:
+                raise CheckpointError(f"{directory.path}: {error}") from error
         data = open_data(spec)
         adapt_to_data(spec, data, frozenset({"image", "classes", "n_objects"}))  # raises if the data has changed
         network = build_network(spec)

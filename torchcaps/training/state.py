@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from torchcaps._core.validation import check_fields, check_range
 from torchcaps.training.errors import CheckpointError
 
 __all__ = ["BestResult", "StopReason", "TrainState"]
@@ -89,6 +90,13 @@ class TrainState:
                 "best": BestResult(**values["best"]),
                 "stop_reason": None if reason is None else StopReason(reason),
             }
-            return cls(**{**values, **changes})
+            state = cls(**{**values, **changes})
+            for part in (state, state.best):
+                check_fields(part)
+            for name in ("epoch", "batch", "step", "planned_steps", "logged_step", "evals_since_best"):
+                check_range(state, name, 0)
+            if not isinstance(state.counts, dict):
+                raise TypeError(f"TrainState: counts must be a mapping, got {state.counts!r}")
+            return state
         except (TypeError, KeyError, ValueError) as error:
             raise CheckpointError(f"the checkpoint has no valid training state: {error}") from error

@@ -22,7 +22,7 @@ from torchcaps.training.checkpoint import Checkpoint, CheckpointWriter, restore_
 from torchcaps.training.config import RunSpec
 from torchcaps.training.distributed import Engine, StopSignal, translate_peer_errors
 from torchcaps.training.ema import EMA
-from torchcaps.training.errors import DivergenceError, RunInterrupted
+from torchcaps.training.errors import CheckpointError, DivergenceError, RunInterrupted
 from torchcaps.training.evaluation import Evaluation, RunningEvaluation, batch_loss, evaluate
 from torchcaps.training.logging import ConsoleLogger, MetricsLog
 from torchcaps.training.nonfinite import check_weights, diagnose_step
@@ -95,7 +95,10 @@ class Trainer:
         self.state = restore_training(
             checkpoint, self.spec, len(self.data.train), self.network, self.optimizer.optimizer, self.ema
         )
-        self.engine.load_precision_state(checkpoint.state.get("precision", {}))
+        try:
+            self.engine.load_precision_state(checkpoint.state.get("precision", {}))
+        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+            raise CheckpointError(f"the checkpoint has no valid state of the gradient scaler: {error}") from error
         if self.state.counts and self.engine.is_main:  # the sum over all processes
             self.train_metrics.restore(self.state.counts)
 
