@@ -55,7 +55,7 @@ def fork(directory: Path, kill: tuple[Any, str, int] | None = None) -> int:
     try:
         if kill is not None:
             kill_before(*kill)
-        resume(directory, figures=False) if (directory / "config.yaml").exists() else train(
+        resume(directory, figures=False, trust_remote_code=True) if (directory / "config.yaml").exists() else train(
             SPEC, directory, figures=False
         )
         os._exit(0)
