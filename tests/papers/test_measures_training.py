@@ -1,7 +1,8 @@
 """Measurements of training: ensembles and the first steps of training."""
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,9 +15,13 @@ from tests.papers.networks import as_trained, network_with_outputs
 from tests.tolerances import SAME
 from torchcaps.data import ImageSet
 from torchcaps.models import Network
+from torchcaps.papers.measures import training
 from torchcaps.papers.measures.coefficients import measure_coefficient_signs
-from torchcaps.papers.measures.training import measure_early_training, measure_ensemble, measure_spread
+from torchcaps.papers.measures.training import draw_curves, measure_early_training, measure_ensemble, measure_spread
 from torchcaps.reproduce.runner import MeasurementContext
+from torchcaps.reproduce.schema import Cell, Item, Run, TableRow
+from torchcaps.reproduce.statistics import Results
+from torchcaps.reproduce.store import RecordStore
 from torchcaps.routing import Quadratic
 
 CLOSE = SAME[torch.float32]
@@ -121,3 +126,38 @@ def test_spread_over_seeds() -> None:
     results = measure_spread(MeasurementContext("smoke", 0, Path("none")), records)
     expected = {"std": 3, "range": 6, "mean": 43, "members": 3}
     assert results == pytest.approx(expected, rel=CLOSE)
+
+
+class CurveResults:
+    """Results of an item whose runs have one learning curve each."""
+
+    def __init__(self, labels: list[str]) -> None:
+        rows = tuple(TableRow(label, {"x": Cell(None, Run(label), "accuracy")}) for label in labels)
+        self.item = Item("one", "One", "One figure.", {"x": "%"}, rows)
+        self.store = RecordStore("cpu")
+
+    def records(self, source: Any) -> Iterator[tuple[int, dict[str, Any]]]:
+        yield 0, {"curve": [{"epoch": 1, "test_accuracy": 0.4}, {"epoch": 2, "test_accuracy": 0.5}]}
+
+
+def drawn_figure(monkeypatch: pytest.MonkeyPatch, labels: list[str], groups: tuple[str, ...]) -> Any:
+    figures: list[Any] = []
+    monkeypatch.setattr(training, "save_figure", lambda figure, out: figures.append(figure))
+    draw_curves(cast("Results", CurveResults(labels)), Path("none"), ("x",), groups=groups)
+    return figures[0]
+
+
+def test_a_label_has_the_same_colour_in_all_panels(monkeypatch: pytest.MonkeyPatch) -> None:
+    figure = drawn_figure(monkeypatch, ["A, 1", "A, 2", "A, 3", "B, 2", "B, 3"], ("A", "B"))
+    colors = [{line.get_label(): line.get_color() for line in axes.lines} for axes in figure.axes]
+    assert [sorted(panel) for panel in colors] == [["1", "2", "3"], ["2", "3"]]
+    assert len(set(colors[0].values())) == 3
+    assert colors[1] == {label: colors[0][label] for label in ("2", "3")}
+
+
+def test_many_curves_share_one_legend(monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = ["a", "b", "c", "d", "e"]
+    figure = drawn_figure(monkeypatch, labels, ("",))
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == labels
+    assert [axes.get_legend() for axes in figure.axes] == [None]
