@@ -15,3 +15,14 @@ def test_wilson_interval_equals_published_values(n_correct: int, n: int, low: fl
 def test_wilson_interval_ends() -> None:
     assert wilson_interval(20, 20)[1] == 1
     assert wilson_interval(0, 0) == (0, 1)
+
+
+def test_wilson_interval_contains_the_fraction() -> None:
+    """Also if rounding moves a bound past 0 or 1, as for 0 of 3 and 4 of 4."""
+    outside = [
+        (n_correct, n)
+        for n in range(1, 60)
+        for n_correct in (0, n)
+        if not wilson_interval(n_correct, n)[0] <= n_correct / n <= wilson_interval(n_correct, n)[1]
+    ]
+    assert outside == []

@@ -23,7 +23,8 @@ def wilson_interval(n_correct: int, n: int) -> tuple[float, float]:
     z, fraction = NORMAL_QUANTILE, n_correct / n
     middle = (fraction + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(fraction * (1 - fraction) / n + z * z / (4 * n * n))
-    return max(0.0, middle - half), min(1.0, middle + half)
+    # Rounding may put the bound of 0 or n of n on the wrong side of the fraction.
+    return min(fraction, max(0.0, middle - half)), max(fraction, min(1.0, middle + half))
 
 
 def student_quantile(degrees_of_freedom: int) -> float:

@@ -30,7 +30,8 @@ class Yang2021(CapsuleSpec):
 
     Parameters: 8,215,568 (MNIST, Fashion-MNIST), 22,476,288 (CIFAR-10, padded as in the code of Sabour 2017),
     9,425,664 (MultiMNIST). The coefficients (1152 x 10 for MNIST) are buffers, updated by
-    `torchcaps.routing.Quadratic.ascend` after each optimiser step (Algorithm 1).
+    `torchcaps.routing.Quadratic.ascend` after each optimiser step (Algorithm 1), with a learning rate that follows the
+    schedule of the weights.
 
     Args:
         penalty: ``"l1"`` or ``"l2"``; by default that of the routing.
