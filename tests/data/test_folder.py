@@ -255,7 +255,9 @@ def test_cache_is_read_and_renewed(folder: Path, cache_directory: Path, monkeypa
         patch.setattr("torchcaps.data.images.read_image", None)  # decoding would fail
         assert_bit_equal(load(folder, size=16, val_fraction=0, test_fraction=0).images, first.images)
     content = cached.read_bytes()
-    for damaged in (content[:1000], b"", b"no archive"):
+    position = content.index(first.images.numpy().tobytes())
+    flipped = content[:position] + bytes([content[position] ^ 1]) + content[position + 1 :]
+    for damaged in (content[:1000], b"", b"no archive", flipped):
         cached.write_bytes(damaged)
         assert_bit_equal(load(folder, size=16, val_fraction=0, test_fraction=0).images, first.images)
     changed = next(iter(sorted(folder.rglob("*.png"))))

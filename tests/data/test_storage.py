@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.data import writers
@@ -250,6 +251,17 @@ def test_get_downloads_each_file_once_and_check_verifies_them(
     printed = capsys.readouterr()
     assert "6 images, expected 60,000" in printed.err
     assert printed.out.count(" ok ") == 4
+
+
+def test_file_with_another_checksum_is_reported(
+    tmp_path: Path, tiny_mnist: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MNIST, "split_sizes", {"train": 6, "test": 4})
+    create_dataset("mnist", "test", tmp_path)  # no warning
+    path = tmp_path / "mnist/t10k-labels-idx1-ubyte.gz"
+    writers.put(path, writers.idx(np.array([1, 2, 3, 4], np.uint8)), compressed=True)
+    with pytest.warns(UserWarning, match=rf"^mnist: {path} differs from the published file.*data check mnist"):
+        create_dataset("mnist", "test", tmp_path)
 
 
 def test_custom_mirror_is_tried_first(tmp_path: Path, tiny_mnist: Server, monkeypatch: pytest.MonkeyPatch) -> None:

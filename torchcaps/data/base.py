@@ -5,6 +5,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
 from torchcaps._core.validation import check_fields
-from torchcaps.data.storage import ArchiveMember, DataDirectory, RemoteFile, data_root
+from torchcaps.data.storage import ArchiveMember, DataDirectory, RemoteFile, checksum_matches, data_root
 
 __all__ = ["Batch", "DataSpec", "Dataset", "ImageSet", "ImageShape", "LoadRequest"]
 
@@ -255,6 +256,18 @@ class DataSpec(ABC):
         if expected is None or len(dataset) == expected:
             return ""
         return f"{request.name}: split {request.split!r} has {len(dataset):,} images, expected {expected:,}"
+
+    def describe_checksum_mismatch(self, request: LoadRequest) -> str:
+        """Return a message if a file of a split differs from the published one, else an empty string."""
+        if not self.subdirectories or self.made_from:
+            return ""
+        directory = self.data_directory(request)
+        for file in self.select_files(request.split, directory):
+            path = directory.find(file)
+            is_original = path is not None and path.name == PurePath(file.name).name  # not decompressed
+            if is_original and file.checksum and not checksum_matches(path, file.checksum):
+                return f"{request.name}: {path} differs from the published file: it has another checksum"
+        return ""
 
     def files(self, split: str) -> tuple[RemoteFile | ArchiveMember, ...]:
         """Return the files of a split, in the format that is downloaded."""

@@ -43,7 +43,7 @@ MAX_MEGAPIXELS = 64.0  # default
 PILLOW_MEGAPIXELS = 89.0  # above this limit, Pillow itself warns
 LARGE_IMAGE_PIXELS = 8_000_000  # larger images, which take up to 1 GB, are decoded one at a time
 CACHE_LIFETIME_S = 30 * 24 * 3600  # unused cache files are removed after this
-CACHE_VERSION = 1  # increase if decoding changes
+CACHE_VERSION = 2  # increase if decoding changes
 MAX_PATHS_SHOWN = 5  # in a warning
 DIGIT_BOX = 20  # MNIST digits fit into 20x20 pixels (LeCun et al. 1998, section III.A)
 MIN_INK_CONTRAST = 25  # gray levels between the strongest ink and the background
@@ -242,7 +242,7 @@ def _read_cache(path: Path, n_files: int, image_format: ImageFormat) -> tuple[Te
         content = torch.load(path, weights_only=True, mmap=True)
         images, indices = content["images"], content["indices"]
         valid = images.shape == (len(indices), image_format.channels, *image_format.size)
-        valid = valid and images.dtype == torch.uint8
+        valid = valid and images.dtype == torch.uint8 and content["sha256"] == _cache_digest(images, indices)
         with contextlib.suppress(OSError):
             os.utime(path)  # mark as recently used
         return (images, indices) if valid and 0 < len(indices) <= n_files and int(indices.max()) < n_files else None
@@ -250,11 +250,19 @@ def _read_cache(path: Path, n_files: int, image_format: ImageFormat) -> tuple[Te
         return None
 
 
+def _cache_digest(images: Tensor, indices: Tensor) -> str:
+    """Return a hash of the content of a cache file; torch does not compare the CRCs of a file that it maps."""
+    digest = sha256(indices.contiguous().numpy().tobytes())
+    digest.update(images.contiguous().numpy().data)
+    return digest.hexdigest()
+
+
 def _write_cache(path: Path, images: Tensor, indices: Tensor) -> None:
     """Store decoded images atomically and remove expired cache files; a failure is only a warning."""
     try:
         with atomic_path(path, sweep=True) as temporary:
-            torch.save({"images": images, "indices": indices}, temporary)
+            content = {"images": images, "indices": indices, "sha256": _cache_digest(images, indices)}
+            torch.save(content, temporary)
         for other in path.parent.glob("*.pt"):
             with contextlib.suppress(OSError):  # another process may remove it at the same time
                 if time.time() - other.stat().st_mtime > CACHE_LIFETIME_S:

@@ -88,7 +88,7 @@ def create_dataset(
         raise ValueError(f"split of {name} must be {join_quoted(spec.splits)}, got {split!r}")
     request = LoadRequest(name, split, root, download)
     dataset = spec.load(request)
-    mismatch = spec.describe_size_mismatch(request, dataset)
+    mismatch = spec.describe_size_mismatch(request, dataset) or spec.describe_checksum_mismatch(request)
     if mismatch:
         warnings.warn(f"{mismatch}: run 'torchcaps data check {name}'", stacklevel=2)
     return dataset
