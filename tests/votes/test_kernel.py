@@ -1,11 +1,12 @@
 """Compiled CPU kernel: fallback without a compiler, and narrower vector registers."""
 
+import hashlib
 import os
 import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,45 @@ def test_fallback_without_a_working_compiler(tmp_path: Path) -> None:
         assert run.stdout == f"{has_kernel}\n", run.stderr
         assert (warning in run.stderr) if warning else run.stderr == ""
     assert list(tmp_path.glob(f"**/{STAGING_PREFIX}*")) == []
+
+
+TINY_KERNEL = 'extern "C" int torchcaps_forward() { return 42; }'
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "truncated": lambda data: data[: len(data) // 2],
+    "overwritten": lambda data: b"\0" * 9 + data[9:],
+    "empty": lambda data: b"",
+}
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no compiler")
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_damaged_library_is_compiled_again(
+    damage: Callable[[bytes], bytes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Loading a damaged library would end this process or compute something else."""
+    source = tmp_path / "kernel.cpp"
+    source.write_text(TINY_KERNEL)
+    monkeypatch.setattr(build, "SOURCE", source)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv(build.DISABLE_VARIABLE, raising=False)
+    load = build.load_library.__wrapped__  # not cached
+    assert load(torch.float32).torchcaps_forward() == 42
+    (path,) = (tmp_path / "torchcaps").glob("*.so")
+    intact = path.read_bytes()
+    assert path.stem.endswith(hashlib.sha256(intact).hexdigest())
+    capfd.readouterr()
+    assert load(torch.float32).torchcaps_forward() == 42
+    assert capfd.readouterr().err == ""  # loaded from the cache
+    replacement = tmp_path / "damaged"  # another file: the first one is mapped into this process
+    replacement.write_bytes(damage(intact))
+    replacement.replace(path)
+    assert load(torch.float32).torchcaps_forward() == 42
+    assert str(path) in capfd.readouterr().err
+    (rebuilt,) = (tmp_path / "torchcaps").glob("*.so")
+    assert rebuilt.stem.endswith(hashlib.sha256(rebuilt.read_bytes()).hexdigest())
 
 
 def has_feature(feature: str) -> bool:

@@ -1,4 +1,9 @@
-"""Compile the CPU kernel at first use and cache the shared library per machine."""
+"""Compile the CPU kernel at first use and cache the shared library per machine.
+
+The name of a cached library ends with the SHA-256 of its content, which is verified before it is loaded: loading a
+truncated library would end the process (SIGBUS), and a damaged one could compute anything. One atomic rename stores
+library and checksum.
+"""
 
 import contextlib
 import ctypes
@@ -44,19 +49,21 @@ def load_library(dtype: torch.dtype = torch.float32) -> ctypes.CDLL | None:
         return None
     compiler = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++") or shutil.which("clang++")
     flags = (*FLAGS, f"-DREAL={C_TYPES[dtype]}")
-    name = f"passes-{C_TYPES[dtype]}-{_cache_key(compiler, flags)}.so"
+    name = f"passes-{C_TYPES[dtype]}-{_cache_key(compiler, flags)}"
     for directory in _cache_directories():
         with contextlib.suppress(OSError):
             if time.time() - (_check_private(directory) / f"{name}.failed").stat().st_mtime < RETRY_AFTER_S:
                 return None
         with contextlib.suppress(OSError):
-            return ctypes.CDLL(str(_check_private(directory) / name))
+            for path in sorted(_check_private(directory).glob(f"{name}-*.so")):
+                if _is_intact(path):
+                    return ctypes.CDLL(str(path))
     if compiler is None:
         return None
     for directory in _cache_directories():
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            return ctypes.CDLL(str(_compile([compiler, *flags], _check_private(directory) / name)))
+            return ctypes.CDLL(str(_compile([compiler, *flags], _check_private(directory), name)))
         except CompilerError as error:
             print(
                 f"torchcaps: the CPU kernel could not be compiled, falling back to slower torch code: {error}",
@@ -102,11 +109,28 @@ def _processor_features() -> str:
     return platform.processor()
 
 
-def _compile(command: list[str], path: Path) -> Path:
-    """Compile atomically; raise a `CompilerError` on failure and an `OSError` if the directory is not writable."""
-    with staging_directory(path.parent) as staging:
+def _is_intact(path: Path) -> bool:
+    """Return whether a cached library has the SHA-256 in its name; otherwise delete it and print that."""
+    if path.stem.rpartition("-")[2] == _sha256(path):
+        return True
+    print(f"torchcaps: deleting {path}: its content does not match its checksum", file=sys.stderr, flush=True)
+    path.unlink()
+    return False
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _compile(command: list[str], directory: Path, name: str) -> Path:
+    """Compile atomically; raise a `CompilerError` on failure and an `OSError` if the directory is not writable.
+
+    Returns:
+        The library, ``name`` followed by its SHA-256.
+    """
+    with staging_directory(directory) as staging:
         print("torchcaps: compiling a CPU kernel (once per machine, takes some seconds)", file=sys.stderr, flush=True)
-        output = staging / path.name
+        output = staging / f"{name}.so"
         arguments = [*command, "-o", str(output), str(SOURCE)]
         try:
             done = subprocess.run(
@@ -120,5 +144,6 @@ def _compile(command: list[str], path: Path) -> Path:
             reason = next((line for line in done.stderr.splitlines() if "error" in line), "no error message")
             raise CompilerError(f"{command[0]}: {reason}")
         sync_file(output)
+        path = directory / f"{name}-{_sha256(output)}.so"
         os.replace(output, path)
     return path
