@@ -73,7 +73,9 @@ def constant_agreements(layer: CapsuleLayer, values: dict[str, Any]) -> list[Any
         return None
     coefficients, images = routing_coefficients(values), range(len(values["children.pose"]))
     return [
-        dynamic.agreements(make_sites(layer, values, image), coefficients, r.iterations, r.leak, r.prior, r.bias)
+        dynamic.agreements(
+            make_sites(layer, values, image), coefficients, r.iterations, r.leak, r.prior, r.bias, r.competition
+        )
         for image in images
     ]
 

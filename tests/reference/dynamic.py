@@ -4,32 +4,51 @@ from .arithmetic import dot, softmax, squash, weighted_sum
 from .sites import Parents
 
 
-def route(sites, p, iterations, gradient, leak, prior, bias, constant_agreements=None):
+def route(sites, p, iterations, gradient, leak, prior, bias, competition, constant_agreements=None):
     """Route; ``constant_agreements``, one [i][j] per site, replace the computed agreements (``gradient="last"``)."""
     if constant_agreements is None:
-        constant_agreements = agreements(sites, p, iterations, leak, prior, bias)
+        constant_agreements = agreements(sites, p, iterations, leak, prior, bias, competition)
+    couplings = _couplings(sites, _logits(sites, p, prior, constant_agreements), leak, competition)
     return [
-        _route(site, p, leak, prior, bias, agreement)
-        for site, agreement in zip(sites, constant_agreements, strict=True)
+        Parents(_parents(site, coupling, p, bias), None, coupling)
+        for site, coupling in zip(sites, couplings, strict=True)
     ]
 
 
-def agreements(sites, p, iterations, leak, prior, bias):
+def agreements(sites, p, iterations, leak, prior, bias, competition):
     """Return the agreements accumulated before the last iteration, one [i][j] per site."""
-    return [_accumulate_agreement(site, p, iterations, leak, prior, bias) for site in sites]
+    accumulated = [[[0.0] * len(vote) for vote in site.votes] for site in sites]
+    for _ in range(iterations - 1):
+        couplings = _couplings(sites, _logits(sites, p, prior, accumulated), leak, competition)
+        for site, coupling, agreement in zip(sites, couplings, accumulated, strict=True):
+            v = _parents(site, coupling, p, bias)
+            for i in range(len(site.votes)):
+                for j in range(len(v)):
+                    agreement[i][j] += dot(site.votes[i][j], v[j])  # line 7
+    return accumulated
 
 
-def _initial_logits(site, p, prior):
-    n_parents = len(site.votes[0])
-    if prior:
-        return [list(p["prior"][i]) for i in range(len(site.votes))]
-    return [[0.0] * n_parents for _ in site.votes]
+def _logits(sites, p, prior, accumulated):
+    """Return the logits of each site, [i][j]: the prior, or 0, plus the agreements."""
+    return [
+        [[(p["prior"][i][j] if prior else 0.0) + agreement[i][j] for j in range(len(agreement[i]))] for i in range(n)]
+        for agreement, n in zip(accumulated, (len(site.votes) for site in sites), strict=True)
+    ]
 
 
-def _couplings(logits, leak):
-    if leak:
-        return [softmax([0.0, *row])[1:] for row in logits]
-    return [softmax(row) for row in logits]
+def _couplings(sites, logits, leak, competition):
+    """Return the couplings of each site, [i][j]: eq. 3 over the parents of one site, or of all sites of a child."""
+    groups = {}
+    for s, site in enumerate(sites):
+        for i, child in enumerate(site.child):
+            groups.setdefault(child if competition == "global" else (s, i), []).append((s, i))
+    couplings = [[[0.0] * len(row) for row in rows] for rows in logits]
+    for members in groups.values():
+        competitors = [x for s, i in members for x in logits[s][i]]
+        coefficients = iter(softmax([0.0, *competitors])[1:] if leak else softmax(competitors))
+        for s, i in members:
+            couplings[s][i] = [next(coefficients) for _ in logits[s][i]]
+    return couplings
 
 
 def _parents(site, coupling, p, bias):
@@ -37,22 +56,3 @@ def _parents(site, coupling, p, bias):
     if bias:
         total = [[s + b for s, b in zip(total[j], p["bias"][j], strict=True)] for j in range(len(total))]
     return [squash(s) for s in total]
-
-
-def _accumulate_agreement(site, p, iterations, leak, prior, bias):
-    start = _initial_logits(site, p, prior)
-    agreement = [[0.0] * len(row) for row in start]
-    for _ in range(iterations - 1):
-        logits = [[b + a for b, a in zip(x, y, strict=True)] for x, y in zip(start, agreement, strict=True)]
-        v = _parents(site, _couplings(logits, leak), p, bias)
-        for i in range(len(site.votes)):
-            for j in range(len(v)):
-                agreement[i][j] += dot(site.votes[i][j], v[j])  # line 7
-    return agreement
-
-
-def _route(site, p, leak, prior, bias, agreement):
-    start = _initial_logits(site, p, prior)
-    logits = [[b + a for b, a in zip(x, y, strict=True)] for x, y in zip(start, agreement, strict=True)]
-    coupling = _couplings(logits, leak)
-    return Parents(_parents(site, coupling, p, bias), None, coupling)

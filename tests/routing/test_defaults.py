@@ -49,7 +49,8 @@ def test_initial_weights_of_attention_are_glorot_uniform() -> None:
 
 
 def test_default_fields() -> None:
-    assert Dynamic() == Dynamic(iterations=3, gradient="full", leak=False, prior=False, bias=False)
+    dynamic = Dynamic(iterations=3, gradient="full", leak=False, prior=False, bias=False, competition="local")
+    assert Dynamic() == dynamic
     em = EM(
         iterations=2,
         competition="local",

@@ -7,7 +7,7 @@ import torch
 
 from tests.tolerances import EXACT, assert_all_equal, assert_different, assert_finite
 from torchcaps import route
-from torchcaps.nn import Decoder, DenseCapsules, PrimaryCapsules, length, squash
+from torchcaps.nn import ConvCapsules, Decoder, DenseCapsules, PrimaryCapsules, length, squash
 from torchcaps.routing import Dynamic
 
 
@@ -59,6 +59,21 @@ def test_trap_04_squash_is_exact_and_has_a_finite_gradient_at_zero() -> None:
     assert_all_equal(zero.grad, 0)
     length(zero).sum().backward()
     assert_finite(zero.grad, "gradient of length")
+
+
+def test_couplings_of_a_child_sum_to_one_over_all_parents_with_global_competition() -> None:
+    """Eq. 3 in a convolution: the child in the centre is read by nine windows of 3x3, a corner by one."""
+    pose = torch.randn(2, 5, 5, 2, 4)
+    for competition, at_center in (("local", 9.0), ("global", 1.0)):
+        routing = Dynamic(3, competition=competition)  # type: ignore[arg-type]
+        _, trace = ConvCapsules(2, 4, 3, 4, 3, routing=routing, init=1.0)(pose, trace=True)
+        for coupling in trace.couplings:
+            by_child = torch.zeros(2, 5, 5, 2)
+            for h in range(3):
+                for w in range(3):
+                    by_child[:, h : h + 3, w : w + 3] += coupling.sum(-1)[:, h, w].view(2, 3, 3, 2)
+            torch.testing.assert_close(by_child[:, 2, 2], torch.full((2, 2), at_center))
+            torch.testing.assert_close(by_child[:, 0, 0], torch.ones(2, 2))
 
 
 def test_trap_05_primary_capsule_is_consecutive_channels_at_one_position() -> None:

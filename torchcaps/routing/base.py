@@ -190,6 +190,13 @@ class Routing:
         """Return a constant that is added to the votes, broadcast to ``[*L, I, J, D]``, or ``None``."""
         return None
 
+    def max_vote(self, dtype: torch.dtype) -> float | None:
+        """Return the largest magnitude of a vote for which results and gradients are finite; ``None``: no limit.
+
+        Layers and `route` raise a `ValueError` for larger votes, estimated from the largest child and weight.
+        """
+        return None
+
     # The algorithm -----------------------------------------------------------------------------------------
 
     def init(self, coefficients: Mapping[str, Tensor], votes: Votes, children: Capsules) -> State:
@@ -231,7 +238,7 @@ def create_routing(name: str, **fields: Any) -> Routing:
     """Create a routing by its registered name.
 
     >>> create_routing("dynamic", iterations=2)
-    Dynamic(iterations=2, gradient='full', leak=False, prior=False, bias=False)
+    Dynamic(iterations=2, gradient='full', leak=False, prior=False, bias=False, competition='local')
     """
     cls = ROUTINGS.get(name)
     check_field_names(cls, fields)

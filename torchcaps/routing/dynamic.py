@@ -36,9 +36,14 @@ class Dynamic(Routing):
             net). Couplings then sum to less than 1.
         prior: learn the initial logits (section 3: "the log prior probabilities") instead of starting from 0.
         bias: add a learned bias to ``s_j``, initially 0.1 (the authors' code, not the paper).
+        competition: the parents over which the softmax of eq. 3 is taken in a convolutional layer. ``"local"``: the
+            parent types at one position, as most code does. ``"global"``: all parents that read the child, at any
+            position. Both are equal in a dense layer.
 
-    Deviation: the paper has no convolutional layer with a prior; here one prior is learned per slot and parent type,
-    shared by all positions.
+    Deviation: eq. 3 requires that the couplings of a child sum to 1 over all parents. With ``competition="local"``, the
+    default, they sum to 1 at each position whose window contains the child, so to nine for a child that nine windows
+    read; ``competition="global"`` follows eq. 3. The paper has no convolutional layer with a prior; here one prior is
+    learned per slot and parent type, shared by all positions.
     """
 
     paper = "Sabour 2017"
@@ -49,6 +54,7 @@ class Dynamic(Routing):
     leak: bool = False
     prior: bool = False
     bias: bool = False
+    competition: Literal["local", "global"] = "local"
 
     def coefficients(self, geometry: Geometry) -> dict[str, Coefficient]:
         """Return the learned prior and bias, if enabled."""
