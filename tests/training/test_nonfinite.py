@@ -10,7 +10,7 @@ from tests.training.helpers import (
 )
 from torchcaps.models import OptimizerConfig
 from torchcaps.models.schedules import TimeDecay
-from torchcaps.routing import Quadratic
+from torchcaps.routing import EM, Quadratic
 from torchcaps.training import DivergenceError, train
 from torchcaps.training.checkpoint import read_checkpoint
 from torchcaps.training.trainer import Trainer
@@ -66,6 +66,19 @@ def test_too_high_learning_rate_diverges_and_names_flag(tmp_path: Path) -> None:
     spec = small_spec(optimizer=OptimizerConfig("sgd", 1e38), steps=20, lr_schedule=TimeDecay(0.0))
     with pytest.raises(DivergenceError, match=r"--lr\b"):
         train(spec, tmp_path / "run")
+
+
+def test_votes_above_the_limit_of_the_routing_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train_step = Trainer._train_step
+
+    def enlarge(self: Trainer, batch: Any) -> None:
+        if self.state.step == 2:
+            self.network.capsules.layers["digit"].weight.data.mul_(1e20)
+        train_step(self, batch)
+
+    monkeypatch.setattr(Trainer, "_train_step", enlarge)
+    with pytest.raises(DivergenceError, match=r"step 3: capsules\.pose or weight .*votes of EM.* --lr"):
+        train(small_spec(routing=EM(2)), tmp_path / "run")
 
 
 def test_diverging_routing_coefficients_end_the_run(tmp_path: Path) -> None:

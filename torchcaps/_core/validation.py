@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 __all__ = [
+    "DomainError",
     "FieldError",
     "check_field_names",
     "check_fields",
     "check_finite",
     "check_float",
+    "check_magnitude",
     "check_no_nan",
     "check_non_negative",
     "check_range",
@@ -122,6 +124,48 @@ def check_finite(tensor: Tensor | None, name: str) -> None:
     if not bool(finite.all()):
         n_bad = tensor.numel() - int(finite.sum())
         raise ValueError(f"{name} must be finite, got {n_bad} NaN or infinite of {tensor.numel()} values")
+
+
+class DomainError(ValueError):
+    """Finite values are so large that results or gradients could overflow."""
+
+
+def check_magnitude(limit: float | None, kind: str, name: str, *factors: Tensor, scale: float = 1.0) -> None:
+    """Raise a `DomainError` if the product of the largest magnitudes of tensors exceeds a limit.
+
+    Costs one pass over each tensor. Skipped inside a compiled or exported graph and inside ``vmap``.
+
+    Args:
+        limit: largest accepted product; ``None`` accepts everything.
+        kind: the values and who limits them, e.g. ``"votes of EM"``, for the message.
+        name: the arguments, for the message.
+        factors: the tensors.
+        scale: another factor.
+    """
+    if limit is None or torch.compiler.is_compiling():
+        return
+    if any(factor.is_meta or factor.numel() == 0 or _is_batched(factor) for factor in factors):
+        return
+    product = scale
+    for factor in factors:
+        least, largest = torch.aminmax(factor.detach())
+        product *= max(-float(least), float(largest))
+    if product > limit:
+        dtype = str(factors[0].dtype).removeprefix("torch.")
+        raise DomainError(
+            f"{name} must be smaller: {kind} may reach {product:.1e}, and above {limit:.1e} squares or gradients could "
+            f"overflow in {dtype}; normalise the values or use a wider dtype"
+        )
+
+
+def _is_batched(tensor: Tensor) -> bool:
+    """Return whether a tensor is inside ``vmap``, where its values can't be read."""
+    functorch = torch._C._functorch  # type: ignore[attr-defined]
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        if functorch.is_batchedtensor(tensor):
+            return True
+        tensor = functorch.get_unwrapped(tensor)
+    return False
 
 
 def check_no_nan(values: Tensor, name: str) -> None:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchcaps._core.validation import check_finite, check_non_negative
+from torchcaps._core.validation import check_finite, check_magnitude, check_non_negative
 from torchcaps.capsules import Capsules, as_capsules, disable_autocast
 from torchcaps.nn.sizes import Pair, as_count, as_padding, as_pair, as_rows, resolve_padding
 from torchcaps.routing.base import Geometry, Routing, Trace, as_routing, run_routing
@@ -139,6 +139,9 @@ class CapsuleLayer(nn.Module, ABC):
             children: the children.
             couplings: whether the couplings are needed, as in a trace; otherwise routing may not compute them.
         """
+        limit = self.routing.max_vote(self.weight.dtype)
+        kind = f"votes of {type(self.routing).__name__}"
+        check_magnitude(limit, kind, "capsules.pose or weight", children.pose, self.weight, scale=self.geometry.columns)
         if self.votes_factory is not None:
             return self.votes_factory(self, children, couplings)
         return self.default_votes(children, couplings)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torchcaps._core.validation import check_range
 from torchcaps.capsules import Capsules
 from torchcaps.routing.base import Coefficient, Geometry, Routing, State
-from torchcaps.routing.gaussian import COSTS, child_activations, fit_gaussian, inverse_temperature
+from torchcaps.routing.gaussian import COSTS, MAX_VOTE, child_activations, fit_gaussian, inverse_temperature
 from torchcaps.votes import Votes, Wiring
 
 __all__ = ["EM"]
@@ -37,13 +37,17 @@ class EM(Routing):
     Computed in log space: ``log a_j`` is a log-sigmoid, and densities are never exponentiated. The gradient flows
     through all iterations (the authors, on OpenReview). Children without activations have activation 1.
 
+    Domain: votes up to 1e10 in float32 and 1e90 in float64; larger ones raise a ValueError, because the gradients
+    contain their third power.
+
     Args:
         iterations: number of M-steps; Tsai 2020 found 2 to be best.
         competition: ``"local"`` normalises R over the parent types of one receptive field, as most code and the
             baseline of Tsai 2020 do; ``"global"`` over all parents of a child at any position, as in the paper.
         inverse_temperature, annealing: ``lambda_t = inverse_temperature * (1 - annealing^(t+1))``; the values
             are the authors' on OpenReview. ``annealing=0`` keeps it constant.
-        variance_floor: added to every variance; without it, a parent with a single child would have variance 0.
+        variance_floor: added to every variance; without it, a parent with a single child would have variance 0. At
+            0 variances are at least the square of the machine epsilon.
         coordinates: add each child's grid position, scaled to 0..1, to the first two entries of the right-hand column
             of its votes (section 4, "Coordinate Addition": the class layer). Matrix poses on a grid only.
     """
@@ -65,6 +69,10 @@ class EM(Routing):
         if not 0 <= self.annealing < 1:
             raise ValueError(f"EM: annealing must be at least 0 and below 1, got {self.annealing}")
         check_range(self, "variance_floor", 0, 1e9)
+
+    def max_vote(self, dtype: torch.dtype) -> float | None:
+        """Return the largest vote whose gradients, which contain its third power, are finite."""
+        return MAX_VOTE.get(dtype)
 
     def check(self, geometry: Geometry) -> None:
         """Raise a ValueError if coordinates are enabled without matrix poses or without a grid."""

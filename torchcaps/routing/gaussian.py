@@ -3,15 +3,20 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from torchcaps.capsules import Capsules
 from torchcaps.routing.base import Coefficient
 from torchcaps.votes import Votes
 
-__all__ = ["COSTS", "Gaussian", "child_activations", "fit_gaussian", "inverse_temperature"]
+__all__ = ["COSTS", "MAX_VOTE", "Gaussian", "child_activations", "fit_gaussian", "inverse_temperature"]
 
 MIN_MASS = 1e-10  # lower bound of the divisor, for a parent that no child is assigned to
+
+# Largest votes, by dtype: gradients contain their third power, activations and sums over children. float16 has no range
+# for a limit that ordinary votes would not exceed.
+MAX_VOTE = {torch.float32: 1e10, torch.bfloat16: 1e10, torch.float64: 1e90}
 
 # The two learned costs of Hinton 2018, one of each per parent type.
 COSTS = {"beta_u": Coefficient(("J",), 0.0), "beta_a": Coefficient(("J",), 0.0)}
@@ -49,13 +54,17 @@ def fit_gaussian(
         votes: the votes.
         weight: ``R_ij a_i``, ``[B, *L, I, J]``.
         temperature: ``lambda_t``.
-        floor: added to every variance.
+        floor: added to every variance. Variances are at least the square of the machine epsilon, so that their
+            logarithm and inverse are finite for a single child.
     """
     mass = weight.sum(-2)  # S_j: [B, *L, J]
     divisor = mass.clamp_min(MIN_MASS).unsqueeze(-1)
     total = votes.sum(weight)
     mean = total / divisor
     variance = votes.sqsum(weight, mean) / divisor + floor
+    least = torch.finfo(variance.dtype).eps ** 2
+    if floor < least:
+        variance = variance.clamp_min(least)
     cost = (coefficients["beta_u"].unsqueeze(-1) + 0.5 * variance.log()).sum(-1) * mass
     return Gaussian(total, mean, variance, temperature * (coefficients["beta_a"] - cost))
 

@@ -6,7 +6,7 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from torchcaps._core.validation import check_finite, check_float, check_non_negative
+from torchcaps._core.validation import check_finite, check_float, check_magnitude, check_non_negative
 from torchcaps.capsules import Capsules, as_capsules, disable_autocast
 from torchcaps.routing.base import Geometry, Routing, Trace, as_routing, run_routing
 from torchcaps.votes import DenseVotes
@@ -74,6 +74,7 @@ def route(
     check_finite(votes, "votes")
     check_finite(activation, "activation")
     check_non_negative(activation, "activation")
+    check_magnitude(routing.max_vote(votes.dtype), f"votes of {type(routing).__name__}", "votes", votes)
     tensors = dict(coefficients or {})
     declared = routing.coefficients(geometry)
     for name, value in tensors.items():

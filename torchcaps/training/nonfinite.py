@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from torchcaps._core.validation import DomainError
 from torchcaps.data import Batch
 from torchcaps.models import Network
 from torchcaps.training.errors import DivergenceError
@@ -26,10 +27,12 @@ def diagnose_step(
         seed: RNG seed of the step.
         status: sentence about the last good checkpoint.
         error: exception of the step, if a module rejected its input. If every value is finite, this returns, since the
-            exception has another cause.
+            exception has another cause, unless it is a `DomainError`: values so large that gradients could overflow.
     """
     model.zero_grad()
     source = first_nonfinite(model, loss, batch, step, seed)
+    if not source and isinstance(error, DomainError):
+        raise DivergenceError(f"step {step + 1:,}: {error}. {status} Try a lower --lr or --max-grad-norm 1") from error
     if source or error is None:
         raise DivergenceError(
             f"step {step + 1:,}: non-finite value first produced by {source or 'another process'}. {status} "
