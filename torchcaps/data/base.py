@@ -264,8 +264,9 @@ class DataSpec(ABC):
         directory = self.data_directory(request)
         for file in self.select_files(request.split, directory):
             path = directory.find(file)
-            is_original = path is not None and path.name == PurePath(file.name).name  # not decompressed
-            if is_original and file.checksum and not checksum_matches(path, file.checksum):
+            if path is None or path.name != PurePath(file.name).name:  # decompressed
+                continue
+            if file.checksum and not checksum_matches(path, file.checksum):
                 return f"{request.name}: {path} differs from the published file: it has another checksum"
         return ""
 
