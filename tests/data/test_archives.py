@@ -166,3 +166,19 @@ def test_unusual_compression_of_a_zip(tmp_path: Path) -> None:
         file.writestr("top/a.bin", b"a")
     with pytest.raises(DataError, match=rf"{path} is corrupt \(compression method 14 of 'top/a\.bin'"):
         extract_member(path, tmp_path / "new", "top/a.bin")
+
+
+@pytest.mark.parametrize("damage", ["empty name", "negative offset"])
+def test_zip_with_an_empty_name_or_a_negative_offset(tmp_path: Path, damage: str) -> None:
+    path = writers.write_zip(tmp_path / "archive.zip", {"top/1.mat": b"x", "Qx": b"y"})
+    content = path.read_bytes()
+    if damage == "empty name":
+        content = content.replace(b"Qx", b"\0x")  # names end at a null byte
+    else:
+        position = content.rindex(b"PK\5\6") + 16  # offset of the central directory
+        offset = int.from_bytes(content[position : position + 4], "little") + 7
+        content = content[:position] + offset.to_bytes(4, "little") + content[position + 4 :]
+    path.write_bytes(content)
+    with pytest.raises(DataError, match="is corrupt"):
+        extract_member(path, tmp_path / "out", "top/1.mat")
+    assert archives.is_intact_zip(path) is False

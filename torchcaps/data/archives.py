@@ -5,6 +5,7 @@ it is valid.
 """
 
 import contextlib
+import errno
 import gzip
 import io
 import lzma
@@ -39,6 +40,10 @@ def is_intact_zip(path: Path) -> bool:
             _check_zip(file, path)
             return file.testzip() is None
     except (*ARCHIVE_ERRORS, RuntimeError, DataError):
+        return False
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a negative offset in the archive
+            raise
         return False
 
 
@@ -80,6 +85,8 @@ def extract_member(archive: Path, directory: Path, member: str, checksums: Mappi
         reason = (str(error).splitlines() or ["unexpected end of file"])[0].rstrip(":")
         raise DataError(f"{archive} is corrupt ({reason}): delete it to download it again") from error
     except OSError as error:
+        if error.errno == errno.EINVAL:  # a negative offset in the archive
+            raise DataError(f"{archive} is corrupt (invalid offset): delete it to download it again") from error
         raise DataError(f"can't extract {archive} to {directory}: {reason_of(error)}") from error
 
 
@@ -121,6 +128,8 @@ def _check_zip(file: zipfile.ZipFile, archive: Path) -> list[zipfile.ZipInfo]:
 
     zipfile never returns more bytes than the size that is announced.
     """
+    if not all(entry.filename for entry in file.infolist()):
+        raise DataError(f"{archive} is corrupt (a member without a name): delete it to download it again")
     entries, total = [entry for entry in file.infolist() if not entry.is_dir()], 0
     for entry in entries:
         total += entry.file_size
