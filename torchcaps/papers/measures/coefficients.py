@@ -19,6 +19,7 @@ from torchcaps.training import TrainedRun
 
 __all__ = [
     "draw_class_coefficients",
+    "draw_recalls",
     "hoyer_sparsity",
     "measure_class_coefficients",
     "measure_coefficient_signs",
@@ -143,4 +144,29 @@ def draw_class_coefficients(measurements: Mapping[str, Measurement], results: Re
     style_axes(axes, title, x, "recall minus that of dynamic routing, points")
     axes.set_xlim(left=0)
     axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    save_figure(figure, out)
+
+
+def draw_recalls(results: Results, out: Path) -> None:
+    """Draw the recall of each class, a column of the item, for each row: means with 95 % intervals."""
+    estimates = {row.label: [results.estimate(cell) for cell in row.cells.values()] for row in results.item.rows}
+    estimates = {label: found for label, found in estimates.items() if any(found)}
+    if not estimates:
+        return
+    classes = list(results.item.columns)
+    figure = new_figure(max(7.8, 0.9 * len(classes)), 4.2)
+    axes = figure.subplots()
+    for index, (label, found) in enumerate(estimates.items()):
+        offset = 0.12 * (index - (len(estimates) - 1) / 2)  # variants of a class next to each other
+        points = [(x + offset, one) for x, one in enumerate(found) if one is not None]
+        means = [one.mean for _, one in points]
+        below, above = [one.mean - one.low for _, one in points], [one.high - one.mean for _, one in points]
+        style: dict[str, Any] = {"color": COLORS[index % len(COLORS)], "marker": MARKERS[index % len(MARKERS)]}
+        style |= {"linestyle": "", "markersize": 4, "elinewidth": 1, "label": label}
+        axes.errorbar([x for x, _ in points], means, yerr=[below, above], **style)
+    title = f"{results.item.title}, scale {results.store.scale}: means and 95 % intervals"
+    style_axes(axes, title, "", "recall, %")
+    axes.set_xticks(range(len(classes)), classes, fontsize=8, rotation=20)
+    axes.set_ylim(0, 103)
+    axes.legend(frameon=False, fontsize=8, loc="lower left", ncols=2)
     save_figure(figure, out)
