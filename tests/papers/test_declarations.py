@@ -118,6 +118,38 @@ def test_sabour2017_none_of_the_above_is_the_only_difference() -> None:
     assert with_leak == without
 
 
+@pytest.mark.parametrize(
+    ("paper", "item", "row", "column"),
+    [
+        ("sabour2017", "table1", "CapsNet, 3 iterations, reconstruction", "MNIST"),
+        ("sabour2017", "table1", "CapsNet, 3 iterations, reconstruction", "MultiMNIST"),
+        ("sabour2017", "table1", "Baseline CNN", "MultiMNIST"),
+        ("sabour2017", "sec7", "CIFAR-10, one model without none-of-the-above", "error"),
+        ("sabour2017", "figa2", "1 iteration", "CIFAR-10"),
+        ("choi2019", "table1", "CapsuleNet", "C10+"),
+        ("choi2019", "table2", "L = 0, D = 16", "C10"),
+        ("choi2019", "table2", "L = 4, D = 32", "C10+"),
+    ],
+)
+def test_the_scale_long_trains_the_networks_of_the_scale_cpu_longer(
+    paper: str, item: str, row: str, column: str
+) -> None:
+    cpu, long = (run_spec(source_of(paper, item, row, column), scale) for scale in ("cpu", "long"))
+    assert cpu.identity()["model_spec"] == long.identity()["model_spec"]
+    assert long.max_train_images is None
+    if long.recipe.steps is not None:
+        assert long.recipe.steps >= 4 * (cpu.recipe.steps or 0) > 0
+    else:
+        assert (long.recipe.epochs or 0) > (cpu.recipe.epochs or 0) > 0
+
+
+def test_sabour2017_section_52_stops_at_99_percent() -> None:
+    measurement = source_of("sabour2017", "sec52", "CapsNet", "affNIST")
+    specs = {scale: run_spec(measurement.runs["net"], scale) for scale in ("cpu", "long", "full")}
+    assert {scale: spec.target_accuracy for scale, spec in specs.items()} == {"cpu": 0.97, "long": 0.99, "full": 0.9923}
+    assert specs["long"].max_train_images is None
+
+
 @pytest.mark.parametrize("scale", ["cpu", "long", "full"])
 def test_sabour2017_figure_a1_has_points_of_one_training(scale: Scale) -> None:
     """Runs that differ in the number of steps only, under a learning rate that does not depend on it."""

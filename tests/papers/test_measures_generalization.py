@@ -10,7 +10,7 @@ from tests.papers.networks import network_with_outputs
 from tests.tolerances import SAME
 from torchcaps.data import ImageSet, create_pipeline
 from torchcaps.papers.measures import generalization
-from torchcaps.papers.measures.generalization import measure_generalization
+from torchcaps.papers.measures.generalization import measure_generalization, measure_training_loss
 from torchcaps.reproduce.runner import MeasurementContext
 from torchcaps.training.setup import RunData
 
@@ -35,3 +35,10 @@ def test_the_gap_between_test_and_training_error(monkeypatch: pytest.MonkeyPatch
     half_width = 196 * math.sqrt(0.2 * 0.8 / 5 + 0.25 * 0.75 / 4)
     assert results["gap_ci95"] == pytest.approx(half_width, rel=1e-3)
     assert measure_generalization(MeasurementContext("smoke", 0, Path("none")), net, 3)["test_error_images"] == 3
+
+
+def test_the_training_loss_of_the_first_and_the_last_epoch() -> None:
+    """Rows of a curve that have no training loss are evaluations within an epoch."""
+    curve = [{"epoch": 0.5}, {"epoch": 1.0, "train_loss": 0.8}, {"epoch": 2.0, "train_loss": 0.3}, {"epoch": 2.0}]
+    results = measure_training_loss(MeasurementContext("smoke", 0, Path("none")), {"curve": curve})
+    assert results == {"first_loss": 0.8, "last_loss": 0.3}

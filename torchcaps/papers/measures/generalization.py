@@ -1,4 +1,4 @@
-"""Measurement of overfitting: errors on the training images and on the test images."""
+"""Measurements of optimisation and overfitting: training loss, and errors on training and on test images."""
 
 import math
 from typing import Any
@@ -9,7 +9,7 @@ from torchcaps.training import TrainedRun
 from torchcaps.training.inference import evaluate_runs
 from torchcaps.training.setup import limit_images, open_data
 
-__all__ = ["measure_generalization"]
+__all__ = ["measure_generalization", "measure_training_loss"]
 
 
 def measure_generalization(context: MeasurementContext, net: TrainedRun, n_images: int = 10_000) -> dict[str, Any]:
@@ -33,3 +33,9 @@ def measure_generalization(context: MeasurementContext, net: TrainedRun, n_image
         variance += result.accuracy * (1 - result.accuracy) / result.n
     gap = errors["test_error"] - errors["training_error"]
     return {**errors, "gap": gap, "gap_ci95": 100 * NORMAL_QUANTILE * math.sqrt(variance)}
+
+
+def measure_training_loss(context: MeasurementContext, record: dict[str, Any]) -> dict[str, Any]:
+    """Measure the mean training loss of the first and of the last epoch, from the learning curve of a run's record."""
+    losses = [row["train_loss"] for row in record["curve"] if "train_loss" in row]
+    return {"first_loss": losses[0], "last_loss": losses[-1]}
