@@ -250,7 +250,7 @@ COST = Item(
             convergence_reason=STEP_TIME,
         ),
         Claim(
-            "AR CapsNet trains faster on CIFAR-10, in 0.35 of the time",
+            "AR CapsNet trains faster on CIFAR-10",
             ("AR CapsNet", "epoch, CIFAR-10"),
             ("CapsuleNet", "epoch, CIFAR-10"),
             convergence="not applicable",
@@ -258,7 +258,7 @@ COST = Item(
         ),
     ),
     notes=(
-        "The paper measures on a GTX 1080 with TensorFlow, we on a CPU, both with batches of 100: only the ratio is "
-        "comparable, and our dynamic routing is about 30 times as fast as a naive implementation.",
+        "The paper measures on a GTX 1080 with TensorFlow, we CPU time with one thread, both with batches of 100: only "
+        "the ratio is comparable, and our dynamic routing is about 30 times as fast as a naive implementation.",
     ),
 )
