@@ -6,6 +6,7 @@ the arrays. It imports neither torch nor torchcaps, so that it starts quickly.
 """
 
 import contextlib
+import importlib
 import json
 import sys
 from typing import Any
@@ -20,10 +21,8 @@ def load_arrays(path: str, variables: list[str]) -> dict[str, Any]:
 
     Values that are not numeric arrays are ``None``. Variables that the file does not contain are missing.
     """
-    import numpy as np
-    import scipy.io
-
-    content = scipy.io.loadmat(path, struct_as_record=False, squeeze_me=True, variable_names=variables)
+    np, scipy_io = importlib.import_module("numpy"), importlib.import_module("scipy.io")
+    content = scipy_io.loadmat(path, struct_as_record=False, squeeze_me=True, variable_names=variables)
     values = {}
     for name in variables:
         if name in content:
@@ -53,8 +52,7 @@ def _limit_memory(max_bytes: int) -> None:
 
 def main() -> None:
     """Parse files until the end of the input."""
-    import scipy.io  # noqa: F401, before the memory is limited
-
+    importlib.import_module("scipy.io")  # before the memory is limited
     out = sys.stdout.buffer
     for line in sys.stdin:
         request = json.loads(line)
