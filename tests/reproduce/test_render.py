@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.reproduce.items import reproduce_smoke, smoke_store
-from tests.reproduce.tables import A_IS_BETTER, cpu_store, make_runs, measured_table, run_table
+from tests.reproduce.items import smoke_store
+from tests.reproduce.tables import A_IS_BETTER, cpu_store, make_runs, measured_table, run_table, write_errors
 from torchcaps.reproduce.render import (
     REASON_TEXT,
     VERDICT_TEXT,
@@ -91,6 +91,11 @@ def test_a_verdict_states_the_comparison_at_half_length() -> None:
     )
 
 
+def test_large_differences_are_written_without_exponent() -> None:
+    verdict = Verdict(A_IS_BETTER, VerdictKind.UNDECIDED, VerdictReason.NO_INTERVAL, 1481.3)
+    assert describe_verdict(verdict) == "undecided (one measurement without interval): a is better (by 1,481)"
+
+
 def test_no_difference_to_a_network_at_chance_is_stated() -> None:
     verdict = Verdict(A_IS_BETTER, VerdictKind.NOT_JUDGED, VerdictReason.AT_CHANCE, 46.0, 1.4, 2)
     assert describe_verdict(verdict) == "not judged (at chance): a is better"
@@ -113,7 +118,11 @@ def test_every_kind_of_verdict_and_reason_has_a_text(texts: dict[Any, str], kind
 
 
 def test_no_claim_is_judged_at_the_scale_smoke(tmp_path: Path) -> None:
-    paper, item, store = reproduce_smoke(tmp_path, "sabour2017", "figa1")
-    text = render_item(paper, item, store)
+    store, runs = smoke_store(tmp_path), make_runs("ab")
+    for run in runs.values():
+        write_errors(store, run, (100, 110))
+    item = run_table(store, runs).item
+    text = render_item(paper_of(item), item, store)
+    assert "| a | 1.05 " in text
     assert "meaningless" in text
     assert not [claim.text for claim in item.claims if claim.text in text]

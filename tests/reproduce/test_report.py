@@ -54,9 +54,10 @@ def test_remarks_about_all_records_follow_the_summary(tmp_path: Path) -> None:
     store = cpu_store(tmp_path)
     (store.results / "findings").mkdir(parents=True)
     (store.results / "findings" / "remarks.md").write_text("### Provenance\n")
-    lines = write_report(list_papers(), store, tmp_path / "page.md", "torchcaps report").read_text().splitlines()
+    papers = [Paper("one", "", "", "", "", (), ())]
+    lines = write_report(papers, store, tmp_path / "page.md", "torchcaps report").read_text().splitlines()
     headings = [line for line in lines if line.startswith("#")]
-    assert headings[:4] == ["# Reproduced results", "## Summary", "### Provenance", f"## {list_papers()[0].name}"]
+    assert headings == ["# Reproduced results", "## Summary", "### Provenance", "## one"]
 
 
 def test_a_report_without_records_has_published_numbers_and_commands(tmp_path: Path) -> None:
@@ -91,8 +92,9 @@ def test_the_report_skips_and_names_an_invalid_run(tmp_path: Path, field: str, v
 
 def test_an_invalid_measurement_costs_its_item_only(tmp_path: Path) -> None:
     paper, item, store = reproduce_smoke(tmp_path, "sabour2017", "fig4")
-    (path,) = (store.results / "measurements").glob("*.json")
-    record = json.loads(path.read_text())
+    paths = sorted((store.results / "measurements").glob("*.json"))
+    records = {path: json.loads(path.read_text()) for path in paths}
+    (path, record), *_ = ((p, record) for p, record in records.items() if "largest_change" in record["results"])
     record["results"]["largest_change"] = "abc"
     path.write_text(json.dumps(record))
     store = smoke_store(tmp_path)

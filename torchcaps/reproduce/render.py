@@ -87,18 +87,23 @@ def describe_verdict(verdict: Verdict) -> str:
     text = f"{VERDICT_TEXT[verdict.kind]}{reason}: {verdict.claim.text}"
     if verdict.difference is None or verdict.kind is VerdictKind.NOT_JUDGED:
         return text
-    interval = f" ± {verdict.half_width:.2g}" if verdict.half_width else ""
+    interval = f" ± {_two_digits(verdict.half_width)}" if verdict.half_width else ""
     margin = f" with a margin of {verdict.claim.margin:g}" if verdict.claim.margin else ""
     seeds = f", {count_noun(verdict.seeds, 'seed')}" if verdict.seeds else ""
-    details = [f"by {verdict.difference:.2g}{interval}{margin}{seeds}"]
+    details = [f"by {_two_digits(verdict.difference)}{interval}{margin}{seeds}"]
     if verdict.half is not None:
         half = verdict.half
-        details.append(f"at half length by {half.difference:.2g}, {count_noun(half.seeds, 'seed')}")
-        changes = f"{half.better_change:.2g} and {half.worse_change:.2g}"
+        details.append(f"at half length by {_two_digits(half.difference)}, {count_noun(half.seeds, 'seed')}")
+        changes = " and ".join(_two_digits(change) for change in (half.better_change, half.worse_change))
         details.append(f"from half to full length the two improved by {changes}")
     if verdict.claim.convergence_reason:
         details.append(f"independent of the training length: {verdict.claim.convergence_reason}")
     return f"{text} ({'; '.join(details)})"
+
+
+def _two_digits(number: float) -> str:
+    """Return a number with two significant digits; large ones as an int."""
+    return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.2g}"
 
 
 def count_noun(n: int, noun: str) -> str:
