@@ -21,7 +21,7 @@ _CONSTANT = {name: _VARIANTS[name].replace(ascent_lr="constant") for name in ("L
 
 RATES = Item(
     "rates",
-    "Ours: learning rate of the ascent",
+    "Ours: ascent",
     "Quadratic-program routing with a decaying learning rate of the weights: the ascent follows it, or is constant.",
     columns={
         "following": ERROR,
