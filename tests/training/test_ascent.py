@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from tests.tolerances import assert_different
 from tests.training.helpers import (
@@ -13,8 +14,10 @@ from tests.training.helpers import (
     small_spec,
 )
 from torchcaps.models.schedules import Exponential
+from torchcaps.nn import DenseCapsules
 from torchcaps.routing import Quadratic
 from torchcaps.training import train
+from torchcaps.training.run import _check_settings
 from torchcaps.training.setup import build_network
 from torchcaps.training.trainer import Trainer
 
@@ -80,3 +83,11 @@ def test_reused_children_need_no_second_forward_pass(
     changes = {"reuse_children": True, "micro_batches": micro_batches}
     steps, _, passes = record_ascents(monkeypatch, tmp_path / "run", **changes)
     assert (steps, passes) == ([0, 1, 2, 3], 4 * micro_batches)
+
+
+def test_reused_children_need_a_single_quadratic_layer() -> None:
+    """The gradient of a layer below needs the graph of a forward pass."""
+    layers: Any = nn.Sequential(*(DenseCapsules(3, 4, 3, 4, routing=Quadratic()) for _ in range(2)))
+    data: Any = None  # not reached
+    with pytest.raises(ValueError, match=r"--reuse-children.*2"):
+        _check_settings(small_spec(ascents=1, reuse_children=True), layers, data)
