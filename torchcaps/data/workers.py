@@ -159,6 +159,9 @@ if sys.platform == "linux":
             It starts with signals blocked, since it is in this process's group until `_enter_server`. Libraries that
             start threads on import are limited to one, and its path is that of this process.
             """
+            pid: int | None = self._forkserver_pid  # type: ignore[attr-defined]
+            if pid is not None and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                return
             changes = {
                 "PYTHONSAFEPATH": "1",
                 "PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path),
