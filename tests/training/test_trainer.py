@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from tests.tolerances import SAME, relative_rms
 from tests.training.helpers import (
@@ -21,6 +22,7 @@ from torchcaps._core.random import step_seed
 from torchcaps.data import Loader
 from torchcaps.models import LossConfig, OptimizerConfig
 from torchcaps.models.schedules import Exponential, Inverse, LRSchedule, Milestones, Product, TimeDecay
+from torchcaps.nn import image_dropout
 from torchcaps.training import RunSpec, load_run, train
 from torchcaps.training.evaluation import evaluate
 from torchcaps.training.setup import build_network, open_data, open_test_set
@@ -44,7 +46,9 @@ def train_plainly(spec: RunSpec, n_steps: int) -> dict[str, torch.Tensor]:
                 group["lr"] = recipe.lr_at(step, epoch, n_steps)
             torch.manual_seed(step_seed(spec.seed, step, 0))
             optimizer.zero_grad()
-            loss(model(batch.images, batch.labels), batch.labels, batch.targets, step).backward()
+            with image_dropout(spec.seed, step, batch.indices):
+                output = model(batch.images, batch.labels)
+            loss(output, batch.labels, batch.targets, step).backward()
             optimizer.step()
             step += 1
         epoch += 1
@@ -136,6 +140,16 @@ def test_micro_batches_have_gradient_of_full_batch(tmp_path: Path) -> None:
     for name in full:
         assert relative_rms(split[name], full[name]) < SAME[torch.float32], name
     assert different_tensors(full, split) != []  # the sums have another order
+
+
+def test_micro_batches_do_not_change_dropout(tmp_path: Path) -> None:
+    """The mask of an image does not depend on the images next to it; batch norms would."""
+    spec = small_spec("sabour2017_cnn_affnist", width=4, features=8, steps=3, test_data="", eval_weights="last")
+    assert any(isinstance(module, nn.Dropout) and module.p for module in build_network(spec).modules())
+    full = last_weights(train(spec, tmp_path / "full"))
+    split = last_weights(train(dataclasses.replace(spec, micro_batches=3), tmp_path / "split"))
+    for name in full:
+        assert relative_rms(split[name], full[name]) < SAME[torch.float32], name
 
 
 def test_max_grad_norm_clips_long_gradients_only(tmp_path: Path) -> None:

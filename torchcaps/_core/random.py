@@ -84,6 +84,16 @@ class CounterRNG:
         """Return bools that are true with the given probability."""
         return self.unit() < probability
 
+    def bernoulli_rows(self, count: int, probability: float, device: torch.device | str = "cpu") -> Tensor:
+        """Return ``count`` bools for each image, ``[B, count]``, that are true with the given probability.
+
+        The probability is rounded to 32 bits. Each call returns others, whatever the ``count`` of the calls before.
+        """
+        start = self.bits().to(device)
+        bits = hash64(start[:, None] + torch.arange(-(-count // 2), device=device))
+        halves = torch.cat([bits & 0xFFFFFFFF, _logical_shift_right(bits, 32)], dim=1)
+        return halves[:, :count] < round(probability * 2**32)
+
 
 def permute_indices(positions: Tensor, length: int, seed: int, epoch: int) -> Tensor:
     """Return the dataset index at each of these positions of an epoch's shuffled order.
@@ -115,7 +125,7 @@ def permute_indices(positions: Tensor, length: int, seed: int, epoch: int) -> Te
 
 
 def step_seed(seed: int, step: int, rank: int) -> int:
-    """Return the seed of torch's generator for one training step of one process (dropout and the like).
+    """Return the seed of torch's generator for one training step of one process, for random layers of a user.
 
     Derived from the coordinates, so no generator state has to be stored in a checkpoint.
 

@@ -5,7 +5,7 @@ from typing import Any, Literal
 from torch import nn
 
 from torchcaps.models.init import squash_std
-from torchcaps.nn import ConvCapsules, DenseCapsules, PrimaryCapsules
+from torchcaps.nn import ConvCapsules, DenseCapsules, ImageDropout, PrimaryCapsules
 from torchcaps.nn.layers import CapsuleLayer
 from torchcaps.nn.sizes import Pair, resolve_padding
 from torchcaps.routing import Routing
@@ -96,7 +96,7 @@ class Layers:
 
     def dropout(self, rate: float) -> None:
         """Append dropout."""
-        self._add_after("dropout", nn.Dropout(rate))
+        self._add_after("dropout", ImageDropout(rate))
 
     # Capsules ---------------------------------------------------------------------------------------------
 

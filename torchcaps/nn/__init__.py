@@ -2,6 +2,7 @@
 
 from torchcaps.nn.activations import CapsuleActivation, ExpSquash, Squash, exp_squash, length, squash
 from torchcaps.nn.decoder import Decoder
+from torchcaps.nn.dropout import ImageDropout, image_dropout
 from torchcaps.nn.layers import CapsuleLayer, ConvCapsules, DenseCapsules
 from torchcaps.nn.primary import PrimaryCapsules
 from torchcaps.nn.stack import CapsuleStack
@@ -14,9 +15,11 @@ __all__ = [
     "Decoder",
     "DenseCapsules",
     "ExpSquash",
+    "ImageDropout",
     "PrimaryCapsules",
     "Squash",
     "exp_squash",
+    "image_dropout",
     "length",
     "squash",
 ]

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Literal, overload
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchcaps._core.validation import check_finite, check_magnitude, check_non_negative
 from torchcaps.capsules import Capsules, as_capsules, disable_autocast
+from torchcaps.nn.dropout import apply_dropout
 from torchcaps.nn.sizes import Pair, as_count, as_padding, as_pair, as_rows, resolve_padding
 from torchcaps.routing.base import Geometry, Routing, Trace, as_routing, run_routing
 from torchcaps.votes import DenseVotes, StreamedVotes, Votes, Wiring
@@ -158,7 +158,7 @@ class CapsuleLayer(nn.Module, ABC):
         wiring = self._wiring(children)
         pose = children.pose
         if self.routing.dropout and self.training:
-            pose = F.dropout(pose, self.routing.dropout)
+            pose = apply_dropout(pose, self.routing.dropout)
         offset = self.routing.vote_offset(self.geometry, wiring, pose)
         bias = self.bias if offset is None else offset if self.bias is None else self.bias + offset
         return pose, self._slot_weight(wiring), bias, self.geometry.rows, wiring

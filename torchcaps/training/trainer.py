@@ -1,6 +1,6 @@
 """The training loop.
 
-All randomness is a function of (seed, epoch, index) for images and of (seed, step, rank) for dropout. A run that is
+All randomness is a function of (seed, epoch, index) for images and of (seed, step, index) for dropout. A run that is
 killed and resumed from a checkpoint, also in the middle of an epoch, therefore ends with bit-equal weights.
 """
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from torchcaps._core.random import step_seed
 from torchcaps.data import Batch, Loader
 from torchcaps.models import Network
+from torchcaps.nn import image_dropout
 from torchcaps.routing import RoutingDivergence
 from torchcaps.routing.quadratic import RecordedChildren
 from torchcaps.training.ascent import CoefficientAscent
@@ -158,7 +159,8 @@ class Trainer:
             with self.ascent.recording(state.step) as recorded:
                 for micro_batch, is_last in _split(batch, self.spec.micro_batches):
                     with self.engine.fabric.no_backward_sync(self.model, enabled=not is_last):
-                        output = self.model(micro_batch.images, micro_batch.labels)
+                        with image_dropout(self.spec.seed, state.step, micro_batch.indices):
+                            output = self.model(micro_batch.images, micro_batch.labels)
                         loss = batch_loss(self.loss, output, micro_batch, state.step)
                         # DDP averages over processes; every image must have equal weight.
                         fraction = weight * len(micro_batch.labels) * self.engine.world_size / n_images
@@ -207,7 +209,8 @@ class Trainer:
             raise DivergenceError(f"step {self.state.step + 1:,}: {error}. {self.checkpoints.status}") from error
 
     def _diagnose(self, batch: Batch, seed: int, error: Exception | None = None) -> None:
-        diagnose_step(self.network, self.loss, batch, self.state.step, seed, self.checkpoints.status, error)
+        with image_dropout(self.spec.seed, self.state.step, batch.indices):
+            diagnose_step(self.network, self.loss, batch, self.state.step, seed, self.checkpoints.status, error)
 
     def _plan_steps(self) -> None:
         """Estimate the number of steps, if the schedule needs it and the run has a time limit."""
