@@ -87,7 +87,7 @@ def test_missing_data_is_reported_with_the_command_that_gets_it(
     assert f"torchcaps data get mnist --data-dir {tmp_path / 'data'}" in line
     # Parameter counts and timing need no data.
     main(["reproduce", "choi2019", "cost", "--scale", "cpu", "--plan", *directories(tmp_path), *data])
-    assert "1 measurement" in capsys.readouterr().out
+    assert "2 measurements" in capsys.readouterr().out
 
 
 def test_plan_prints_and_runs_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
