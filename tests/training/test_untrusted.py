@@ -96,6 +96,9 @@ def test_no_command_imports_code_that_a_run_names(name: str, folder: Path) -> No
             }
         },
         {"lr_schedule": {"first": "folder.helper-2.X"}},
+        {"routing": '{"class_path": "folder.helper.Dynamic"}'},
+        {"routing": '{"class_path": "folder\\u002ehelper\\u002eDynamic"}'},
+        {"lr_schedule": {"init_args": '{"first": "folder\\u002ehelper\\u002eOneCycle"}'}},
         {"lr_schedule.init_args.first": {"class_path": "folder.helper.OneCycle"}},
     ],
     ids=str,
@@ -103,7 +106,7 @@ def test_no_command_imports_code_that_a_run_names(name: str, folder: Path) -> No
 def test_no_spelling_of_a_setting_imports_code(settings: dict[str, Any], folder: Path) -> None:
     Path("settings.yaml").write_text(yaml.safe_dump(settings))
     message = usage_error("train", "--config", "settings.yaml")
-    assert "folder.helper" in message
+    assert "settings.yaml" in message
     assert "--trust-remote-code" in message
     assert not Path("executed").exists()
 

@@ -100,8 +100,9 @@ class UntrustedCodeError(ValueError):
     """
 
     def __init__(self, path: str, kind: str) -> None:
+        module = path.rpartition(".")[0] if is_import_path(path) else path
         super().__init__(
-            f"{kind} {path!r} is not registered, and importing its module {path.rpartition('.')[0]!r} executes code: "
+            f"{kind} {path!r} is not registered, and importing its module {module!r} executes code: "
             "use --trust-remote-code (trust_remote_code=True in Python) if you trust the author of the file"
         )
 

@@ -6,6 +6,7 @@ command line and an argument in Python, never a setting in a file.
 """
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -82,15 +83,20 @@ def check_registered(values: Mapping[str, Any]) -> None:
 
 
 def _check_classes(value: Any, key: str, is_class: bool) -> None:
-    """Raise `UntrustedCodeError` if a string below a key of classes has a dot and is not a registered class."""
+    """Raise `UntrustedCodeError` if a string below a key of classes is neither a name, a number nor a known class.
+
+    Any other string may become an import path later, for example JSON with an escaped dot.
+    """
     if isinstance(value, Mapping):
         for name, item in value.items():
             _check_classes(item, f"{key}.{name}", is_class or bool(CLASS_KEYS & set(_key_parts(name))))
     elif isinstance(value, list | tuple):
         for item in value:
             _check_classes(item, key, is_class)
-    elif is_class and isinstance(value, str) and "." in value and not _is_number(value) and find_class(value) is None:
-        raise UntrustedCodeError(value, key)
+    elif is_class and isinstance(value, str):
+        is_name = re.fullmatch(r"[\w-]*", value) is not None
+        if not is_name and not _is_number(value) and find_class(value) is None:
+            raise UntrustedCodeError(value, key)
 
 
 def _key_parts(key: Any) -> list[str]:
