@@ -21,6 +21,7 @@ from torchcaps.nn import (
     Decoder,
     DenseCapsules,
     ExpSquash,
+    ImageDropout,
     PrimaryCapsules,
     Squash,
 )
@@ -39,6 +40,7 @@ def classes(n: int) -> Tensor:
 # For a batch of n images: a module and its inputs, the differentiable one first.
 EXAMPLES: dict[type[nn.Module], Callable[[int], Example]] = {
     Squash: lambda n: (Squash(), (tensor(n, 3, 4),)),
+    ImageDropout: lambda n: (ImageDropout(), (tensor(n, 3, 4),)),
     ExpSquash: lambda n: (ExpSquash(), (tensor(n, 3, 4),)),
     CapsuleActivation: lambda n: (CapsuleActivation(3, 4), (tensor(n, 5, 3, 4),)),
     PrimaryCapsules: lambda n: (PrimaryCapsules(2, 3, 4, 3, activations=True), (tensor(n, 2, 6, 6),)),
