@@ -185,8 +185,7 @@ def test_mat_that_crashes_scipy(tmp_path: Path, position: int, value: int) -> No
     valid = path.read_bytes()
     path.write_bytes(valid[:position] + bytes([value]) + valid[position + 1 :])
     message = data_error("affnist", tmp_path)
-    assert f"{path} is not a valid .mat file" in message
-    assert "SIGSEGV" in message
+    assert f"{path} is not a valid .mat file" in message  # which signal it is depends on the memory behind the buffer
     path.write_bytes(valid)
     assert len(create_dataset("affnist", "test", tmp_path, download=False)) == 2  # with a new process
 

@@ -47,6 +47,7 @@ def test_server_has_one_thread_and_workers_inherit_no_file(tmp_path: Path) -> No
     with (tmp_path / "secret").open("w") as file:
         batches = Loader(random_images(), 4, num_workers=2).epoch(0)
         next(batches)
+        next(batches)  # of the second worker, which has started now, too
         server = data_workers._get_server()._forkserver_pid  # type: ignore[attr-defined]
         assert server is not None
         assert len(os.listdir(f"/proc/{server}/task")) == 1, "the server must not fork with threads"

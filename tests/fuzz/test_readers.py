@@ -5,8 +5,9 @@ import numpy as np
 from tests.fuzz.mutate import mutate
 from tests.fuzz.readers import GOOD, fuzz_readers
 from tests.fuzz.samples import list_samples
+from tests.sampling import all_cases
 
-N_MUTANTS = 150
+N_MUTANTS = 300 if all_cases() else 60
 
 
 def test_mutated_files_are_rejected_or_reported() -> None:

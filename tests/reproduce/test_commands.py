@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.sampling import all_cases
 from torchcaps.cli.main import main
 from torchcaps.papers import find_item, find_paper, list_papers
 from torchcaps.reproduce.store import RecordKey, RecordStore
@@ -130,6 +131,7 @@ def test_a_report_without_records_is_rejected(
     assert [path.name for path in tmp_path.rglob("*")] == ["docs"]
 
 
+@pytest.mark.skipif(not all_cases(), reason="the test of local jobs covers it; make test-all runs both")
 def test_two_processes_share_the_runs_of_an_item(tmp_path: Path) -> None:
     words = ("reproduce", "sabour2017", "table1", "--rows", "1", "2", "--num-threads", "1", *directories(tmp_path))
     processes = [
