@@ -190,6 +190,18 @@ def test_mat_that_crashes_scipy(tmp_path: Path, position: int, value: int) -> No
     assert len(create_dataset("affnist", "test", tmp_path, download=False)) == 2  # with a new process
 
 
+def test_a_mat_parser_that_died_with_a_request_is_replaced(tmp_path: Path) -> None:
+    writers.write_mat(
+        tmp_path / "affnist/test.mat", affNISTdata={"image": random_bytes(1600, 2), "label_int": np.array([1, 2])}
+    )
+    child = mat._get_child()
+    child.process.kill()
+    child.process.wait()
+    assert child.process.stdin is not None
+    child.process.stdin.write(b"a request that stays in the buffer")
+    assert len(create_dataset("affnist", "test", tmp_path, download=False)) == 2
+
+
 def test_mat_that_exceeds_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = {"image": np.zeros((1600, 20_000), np.uint8), "label_int": np.array([1, 2])}
     path = tmp_path / "affnist/test.mat"

@@ -5,6 +5,7 @@ memory. A file with the published checksum is parsed in this process.
 """
 
 import atexit
+import contextlib
 import json
 import math
 import os
@@ -156,7 +157,8 @@ class _Child:
         """End the process."""
         for stream in (self.process.stdin, self.process.stdout):
             assert stream is not None
-            stream.close()
+            with contextlib.suppress(BrokenPipeError):  # of a request that a dead process did not read
+                stream.close()
         if self.owner == os.getpid():
             self.process.kill()
             self.process.wait()
