@@ -1,15 +1,22 @@
 """Plans: which records an item needs, their state, and shards."""
 
+import gc
 import shutil
+import weakref
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.reproduce.items import reproduce_item, smoke_store
 from torchcaps.models.schedules import OneCycle
 from torchcaps.papers import find_item
+from torchcaps.reproduce import planner
 from torchcaps.reproduce.planner import TaskState, ensemble_keys, make_plan, record_keys
 from torchcaps.reproduce.schema import Cell, Claim, Item, Measurement, Run, TableRow
 from torchcaps.reproduce.store import RecordKey, RecordStore
+from torchcaps.training.config import RunSpec
+from torchcaps.training.setup import RunData, open_data
 
 
 def measure_nothing(context: Any) -> dict[str, Any]:
@@ -39,6 +46,22 @@ def test_shards_are_disjoint_and_complete(tmp_path: Path) -> None:
     assert sorted(names) == sorted(key.name("smoke") for key in record_keys(item.sources(), 2, "smoke"))
     assert len(set(names)) == len(names)
     assert min(map(len, shards)) > 0
+
+
+def test_a_plan_opens_equal_data_once_and_keeps_none_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[weakref.ref[RunData]] = []
+
+    def open_and_count(spec: RunSpec) -> RunData:
+        data = open_data(spec)
+        opened.append(weakref.ref(data))
+        return data
+
+    monkeypatch.setattr(planner, "open_data", open_and_count)
+    rows = tuple(TableRow(f"{n}", {"x": Cell(None, Run("chen2019_lenet", {"batch_size": n}))}) for n in (1, 2))
+    plan = make_plan(Item("i", "Item", "An item.", {"x": "%"}, rows), smoke_store(tmp_path), 1, timed=False)
+    gc.collect()
+    assert [task.state for task in plan.tasks] == [TaskState.NEW] * 2
+    assert [data() for data in opened] == [None]
 
 
 def test_runs_that_a_claim_compares_are_planned_with_half_length_companions(tmp_path: Path) -> None:

@@ -191,6 +191,7 @@ def make_plan(
     repeated = _keys_to_repeat(keys, store)
     names = task_names(item, keys)
     tasks, counts = [], {Run: 0, Measurement: 0}
+    images: dict[str, RunData] = {}  # shared by runs with equal data; freed with this plan, unlike the step costs
     for key in keys:
         index = counts[type(key.source)]
         counts[type(key.source)] += 1
@@ -205,7 +206,7 @@ def make_plan(
             seconds = key.source.estimated_seconds if timed and store.scale != "smoke" else 0.0
             task = Task(key, TaskState.NEW, seconds=seconds)
         else:
-            task = _run_task(key, store, timed, settings)
+            task = _run_task(key, store, timed, settings, images)
         tasks.append(dataclasses.replace(task, name=names[key]))
     return TaskPlan(tuple(tasks))
 
@@ -280,12 +281,22 @@ def _keys_to_repeat(keys: list[RecordKey], store: RecordStore) -> set[RecordKey]
     return repeated
 
 
-def _run_task(key: RecordKey, store: RecordStore, timed: bool, settings: dict[str, Any]) -> Task:
-    """Return the task of a run: state, remaining steps, and, if ``timed``, estimated seconds and memory."""
+def _run_task(
+    key: RecordKey, store: RecordStore, timed: bool, settings: dict[str, Any], opened: dict[str, RunData]
+) -> Task:
+    """Return the task of a run: state, remaining steps, and, if ``timed``, estimated seconds and memory.
+
+    Args:
+        key: the run and its seed.
+        store: the records.
+        timed: whether to time a few training steps.
+        settings: fields of all runs that do not change their results.
+        opened: data sets that are open already; extended by that of this run.
+    """
     assert isinstance(key.source, Run)
     directory = store.run_directory(key)
     spec = run_spec(key.source, store.scale, key.seed, **settings)
-    images = _open_images(spec)
+    images = _open_images(spec, opened)
     batches_per_epoch = -(-len(images.train) // spec.recipe.batch_size)
     total = spec.recipe.steps or (spec.recipe.epochs or 1) * batches_per_epoch
     started = directory.config.exists()
@@ -301,18 +312,15 @@ def _run_task(key: RecordKey, store: RecordStore, timed: bool, settings: dict[st
     return Task(key, TaskState.STARTED if started else TaskState.NEW, steps, seconds, memory)
 
 
-_IMAGES: dict[str, RunData] = {}  # cache: many runs read the same images
-
-
-def _open_images(spec: RunSpec) -> RunData:
-    """Return the data of a run; cached, since many runs have equal data settings."""
+def _open_images(spec: RunSpec, opened: dict[str, RunData]) -> RunData:
+    """Return the data of a run, from ``opened`` if a run with equal data settings was planned before."""
     recipe = spec.recipe
     names = (recipe.data, recipe.test_data, recipe.augmentation, recipe.val_fraction)
     options = (spec.max_train_images, spec.max_test_images, spec.data_options, spec.test_options)
     key = json.dumps([*names, *options, spec.data_dir, spec.seed])
-    if key not in _IMAGES:
-        _IMAGES[key] = open_data(spec)
-    return _IMAGES[key]
+    if key not in opened:
+        opened[key] = open_data(spec)
+    return opened[key]
 
 
 _STEP_COSTS: dict[str, tuple[float, int]] = {}  # cache: seeds of a run cost the same
