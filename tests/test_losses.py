@@ -1,11 +1,13 @@
 """Losses against values computed by hand, and traps 7, 8, 9, 14 and 40."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 
-from tests.tolerances import EXACT
+from tests.tolerances import EXACT, assert_equal
+from torchcaps.capsules import Capsules
 from torchcaps.losses import ClassLoss, MarginLoss, MultiLabelLoss, ReconstructionLoss, SpreadLoss
 from torchcaps.nn import Decoder
 
@@ -26,10 +28,10 @@ def test_trap_07_margin_loss_uses_lengths(value: float, labels: torch.Tensor, ex
     assert float(MarginLoss()(lengths(value), labels)) == pytest.approx(expected, abs=EXACT)
 
 
-def test_trap_08_official_reduction_is_a_twentieth_of_the_papers() -> None:
+def test_trap_08_official_weighting_is_a_twentieth_of_the_papers() -> None:
     scores = torch.rand(5, 10, dtype=torch.float64)
     labels = torch.randint(10, (5,))
-    paper, official = MarginLoss()(scores, labels), MarginLoss(reduction="official")(scores, labels)
+    paper, official = MarginLoss()(scores, labels), MarginLoss(weighting="official")(scores, labels)
     assert float(official) == pytest.approx(float(paper) / 20, abs=EXACT)
     # So a reconstruction loss of weight 0.0005 has the relative weight 0.01.
     images, targets = torch.rand(2, 5, 1, 28, 28, dtype=torch.float64)
@@ -103,7 +105,50 @@ def test_class_indices_and_multi_hot_labels_agree() -> None:
         torch.testing.assert_close(MarginLoss()(scores, labels), MarginLoss()(scores, hot.to(kind)), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        MarginLoss,
+        lambda reduction: MarginLoss(weighting="official", reduction=reduction),
+        lambda reduction: SpreadLoss("constant", reduction=reduction),
+        ClassLoss,
+        MultiLabelLoss,
+    ],
+    ids=["margin", "official margin", "spread", "cross-entropy", "binary"],
+)
+def test_reductions_combine_the_losses_of_the_images(make: Callable[..., torch.nn.Module]) -> None:
+    scores, labels = torch.rand(4, 3, dtype=torch.float64), torch.tensor([0, 2, 1, 2])
+    losses = make(reduction="none")(scores, labels)
+    alone = torch.stack([make(reduction="mean")(scores[n : n + 1], labels[n : n + 1]) for n in range(4)])
+    torch.testing.assert_close(losses, alone, rtol=0, atol=EXACT)
+    torch.testing.assert_close(make(reduction="mean")(scores, labels), losses.mean(), rtol=0, atol=EXACT)
+    torch.testing.assert_close(make(reduction="sum")(scores, labels), losses.sum(), rtol=0, atol=EXACT)
+
+
+@pytest.mark.parametrize("pixels", ["sum", "mean", "half"])
+@pytest.mark.parametrize("objects", [(), (2,)], ids=["one object", "two objects"])
+def test_reductions_of_the_reconstruction_loss(pixels: str, objects: tuple[int, ...]) -> None:
+    images, targets = torch.rand(2, 3, *objects, 1, 4, 4, dtype=torch.float64)
+    losses = ReconstructionLoss(pixels, reduction="none")(images, targets)
+    alone = torch.stack([ReconstructionLoss(pixels)(images[n : n + 1], targets[n : n + 1]) for n in range(3)])
+    torch.testing.assert_close(losses, alone, rtol=0, atol=EXACT)
+    torch.testing.assert_close(ReconstructionLoss(pixels)(images, targets), losses.mean(), rtol=0, atol=EXACT)
+    summed = ReconstructionLoss(pixels, reduction="sum")(images, targets)
+    torch.testing.assert_close(summed, losses.sum(), rtol=0, atol=EXACT)
+
+
+@pytest.mark.parametrize("loss", [MarginLoss(), SpreadLoss()], ids=["margin", "spread"])
+def test_capsules_are_scored_by_activation_or_length(loss: torch.nn.Module) -> None:
+    pose, activation, labels = torch.randn(2, 3, 4), torch.rand(2, 3), torch.tensor([0, 2])
+    assert_equal(loss(Capsules(pose), labels), loss(pose.norm(dim=-1), labels))
+    assert_equal(loss(Capsules(pose, activation), labels), loss(activation, labels))
+    on_grid = Capsules(pose.view(2, 1, 1, 3, 4))
+    assert_equal(loss(on_grid, labels), loss(Capsules(pose), labels))
+
+
 def test_repr_contains_the_settings() -> None:
-    assert repr(MarginLoss(0.7)) == "MarginLoss(positive=0.7, negative=0.1, down_weight=0.5, reduction='paper')"
+    assert repr(MarginLoss(0.7)) == (
+        "MarginLoss(positive=0.7, negative=0.1, down_weight=0.5, weighting='paper', reduction='mean')"
+    )
     assert "steps=50000" in repr(SpreadLoss())
     assert "weight=0.3" in repr(ReconstructionLoss("mean", 0.3))

@@ -62,7 +62,15 @@ LOSSES = {
     "label list": Rejection(lambda: MarginLoss()(scores, [0, 1]), TypeError, "labels", "list", "tensor"),
     "rank": Rejection(lambda: MarginLoss()(scores[0], labels(0)), ValueError, "lengths", "[3]", "[B, classes]"),
     "NaN": Rejection(lambda: MarginLoss()(with_nan(2, 3), labels(0, 1)), ValueError, "lengths", "3", "NaN"),
-    "reduction": Rejection(lambda: MarginLoss(reduction="sum"), ValueError, "reduction", "'sum'", "'official'"),
+    "reduction": Rejection(lambda: MarginLoss(reduction="paper"), ValueError, "reduction", "'paper'", "'mean'"),
+    "weighting": Rejection(lambda: MarginLoss(weighting="sum"), ValueError, "weighting", "'sum'", "'official'"),
+    "pixels": Rejection(lambda: ReconstructionLoss("all"), ValueError, "pixels", "'all'", "'half'"),
+    "pose as lengths": Rejection(
+        lambda: MarginLoss()(torch.rand(2, 3, 4), labels(0, 1)), ValueError, "lengths", "[2, 3, 4]", "Capsules(pose)"
+    ),
+    "capsules as logits": Rejection(
+        lambda: ClassLoss()(Capsules(torch.rand(2, 3, 4)), labels(0, 1)), TypeError, "logits", "Capsules", "MarginLoss"
+    ),
     "margins": Rejection(lambda: MarginLoss(0.1, 0.9), ValueError, "negative", "0.9", "positive=0.1"),
     "spread of several labels": Rejection(
         lambda: SpreadLoss()(scores, one_hot.long()), ValueError, "labels", "[2, 3]", "[B]"

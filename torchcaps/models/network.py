@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torchcaps._core.labels import as_multi_hot, split_labels
 from torchcaps._core.validation import check_finite, check_float, check_no_nan
 from torchcaps.capsules import Capsules, as_capsules
+from torchcaps.losses import Reduction
 from torchcaps.models.builder import Layers
 from torchcaps.models.heads import HeadName, Output, build_head
 from torchcaps.models.recipe import Objective, Recipe
@@ -83,9 +84,13 @@ class Network(nn.Module, ABC):
     def forward(self, images: Tensor, labels: Tensor | None = None, trace: bool = False) -> Output:
         """Compute the output for a batch of images."""
 
-    def loss(self) -> Objective:
-        """Build the loss of the recipe: ``loss(output, labels, targets)``."""
-        return self.recipe.loss.make(self.n_objects)
+    def loss(self, reduction: Reduction = "mean") -> Objective:
+        """Build the loss of the recipe: ``loss(output, labels, targets)``.
+
+        Args:
+            reduction: over the images of a batch: ``"mean"``, ``"sum"`` or ``"none"``.
+        """
+        return self.recipe.loss.make(self.n_objects, reduction)
 
     def probabilities(self, output: Output | Tensor) -> Tensor:
         """Return scores on a scale from 0 to 1: logits as softmax or sigmoid, lengths and activations unchanged.

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torchcaps._core.labels import split_labels
 from torchcaps._core.serialize import setting
 from torchcaps._core.validation import FieldError, check_fields, check_range
-from torchcaps.losses import ClassLoss, MarginLoss, MultiLabelLoss, ReconstructionLoss, SpreadLoss
+from torchcaps.losses import ClassLoss, MarginLoss, MultiLabelLoss, ReconstructionLoss, Reduction, SpreadLoss
 from torchcaps.models.heads import Output
 from torchcaps.models.schedules import Constant, LRSchedule
 
@@ -26,10 +26,10 @@ class LossConfig:
         name: loss of the scores: ``"margin"`` (Sabour 2017), ``"spread"`` (Hinton 2018), ``"cross_entropy"``, or
             ``"binary"``, a binary cross-entropy per class for images with several labels.
         positive_margin: margin of the present classes in `torchcaps.losses.MarginLoss`.
-        reduction: reduction of `torchcaps.losses.MarginLoss`: ``"paper"`` or ``"official"``.
+        reduction: weighting of the classes in `torchcaps.losses.MarginLoss`: ``"paper"`` or ``"official"``.
         margin_schedule: schedule of the margin in `torchcaps.losses.SpreadLoss`.
         margin_steps: number of steps in which the linear margin schedule reaches its maximum.
-        reconstruction_reduction: reduction over pixels in `torchcaps.losses.ReconstructionLoss`: ``"sum"``,
+        reconstruction_reduction: combination of the pixels in `torchcaps.losses.ReconstructionLoss`: ``"sum"``,
             ``"mean"`` or ``"half"``.
         reconstruction_weight: factor of the reconstruction loss, if the model has a decoder.
     """
@@ -47,16 +47,24 @@ class LossConfig:
         check_range(self, "margin_steps", 1)
         check_range(self, "reconstruction_weight", 0)
 
-    def make(self, n_objects: int | None = 1) -> "Objective":
-        """Build the loss for images with ``n_objects`` objects each (``None``: any number)."""
+    def make(self, n_objects: int | None = 1, reduction: Reduction = "mean") -> "Objective":
+        """Build the loss for images with ``n_objects`` objects each (``None``: any number).
+
+        Args:
+            n_objects: number of objects per image.
+            reduction: over the images of a batch: ``"mean"``, ``"sum"`` or ``"none"``.
+        """
         scores: nn.Module
         if self.name == "margin":
-            scores = MarginLoss(self.positive_margin, reduction=self.reduction)
+            scores = MarginLoss(self.positive_margin, weighting=self.reduction, reduction=reduction)
         elif self.name == "spread":
-            scores = SpreadLoss(self.margin_schedule, self.margin_steps)
+            scores = SpreadLoss(self.margin_schedule, self.margin_steps, reduction=reduction)
         else:
-            scores = ClassLoss() if self.name == "cross_entropy" else MultiLabelLoss()
-        reconstruction = ReconstructionLoss(self.reconstruction_reduction, self.reconstruction_weight)
+            cross_entropy = ClassLoss if self.name == "cross_entropy" else MultiLabelLoss
+            scores = cross_entropy(reduction=reduction)
+        reconstruction = ReconstructionLoss(
+            self.reconstruction_reduction, self.reconstruction_weight, reduction=reduction
+        )
         return Objective(scores, reconstruction, n_objects)
 
 
