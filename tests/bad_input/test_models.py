@@ -20,6 +20,8 @@ CREATE: list[tuple[Any, dict[str, Any], type[Exception], str, str, str]] = [
     ("zzz", {}, ValueError, "model", "'zzz'", "'capsnet_images'"),
     (7, {}, TypeError, "model", "7", "name"),
     (SABOUR, {"depth": 3}, ValueError, SABOUR, "'depth'", "'image'"),
+    (SABOUR, {"num_classes": 3}, ValueError, SABOUR, "'num_classes'", "use classes=10"),
+    (SABOUR, {"in_chans": 3}, ValueError, SABOUR, "'in_chans'", "use image=(channels, height, width)"),
     (SABOUR, {"classes": 1}, ValueError, "classes", "1", "2"),
     (SABOUR, {"classes": 2.5}, TypeError, "classes", "2.5", "int"),
     (SABOUR, {"image": (28, 28)}, ValueError, "image", "(28, 28)", "(channels, height, width)"),

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -84,13 +84,23 @@ def check_range(owner: Any, name: str, least: float, most: float = math.inf, str
     raise FieldError(owner, name, f"must be {bounds}, got {value}")
 
 
-def check_field_names(cls: Any, names: Iterable[str], owner: str | None = None) -> None:
-    """Raise a ValueError if a name is not a field of the dataclass ``cls``; the message lists its fields."""
+def check_field_names(
+    cls: Any, names: Iterable[str], owner: str | None = None, synonyms: Mapping[str, str] | None = None
+) -> None:
+    """Raise a ValueError if a name is not a field of the dataclass ``cls``; the message lists its fields.
+
+    Args:
+        cls: the dataclass.
+        names: names to check.
+        owner: subject of the message (default: name of the class).
+        synonyms: for names that other libraries use, how to set the field that has their meaning.
+    """
     known = [field.name for field in dataclasses.fields(cls)]
     for name in names:
         if name not in known:
             expected = join_quoted(known, "and") if known else "none"
-            raise ValueError(f"{owner or cls.__name__} has no field {name!r}: its fields are {expected}")
+            hint = f"use {synonyms[name]}; " if synonyms and name in synonyms else ""
+            raise ValueError(f"{owner or cls.__name__} has no field {name!r}: {hint}its fields are {expected}")
 
 
 def join_quoted(names: Iterable[Any], conjunction: str = "or") -> str:

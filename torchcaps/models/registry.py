@@ -14,6 +14,17 @@ from torchcaps.models.spec import ModelSpec
 
 __all__ = ["MODELS", "ModelEntry", "by_preset", "create_model", "find_model", "list_models", "register_model"]
 
+# Arguments of other libraries' models, and how to set the same here.
+SYNONYMS = {
+    "num_classes": "classes=10",
+    "n_classes": "classes=10",
+    "in_chans": "image=(channels, height, width)",
+    "in_channels": "image=(channels, height, width)",
+    "img_size": "image=(channels, height, width)",
+    "image_size": "image=(channels, height, width)",
+    "input_size": "image=(channels, height, width)",
+    "input_shape": "image=(channels, height, width)",
+}
 PublishedRule = Literal["rounded", "keras", "unmatched"]
 
 
@@ -110,7 +121,7 @@ def create_model(name: str, *, recipe: Recipe | None = None, **changes: Any) -> 
     5
     """
     entry = find_model(name)
-    check_field_names(type(entry.spec), changes, name)
+    check_field_names(type(entry.spec), changes, name, SYNONYMS)
     spec = dataclasses.replace(entry.spec, **changes)
     return spec.build(name, entry.recipe(spec) if recipe is None else recipe)
 
