@@ -1,13 +1,17 @@
 """Capsule layers: votes, sharing of weights, initialisation, memory layout, autocast."""
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 import torch
+from torch import nn
 
 from tests.tolerances import EXACT, SAME, relative_rms
 from torchcaps import Capsules, route
-from torchcaps.nn import CapsuleStack, ConvCapsules, DenseCapsules
+from torchcaps.nn import CapsuleStack, ConvCapsules, Decoder, DenseCapsules, PrimaryCapsules
 from torchcaps.nn.sizes import as_rows
-from torchcaps.routing import EM, Dynamic, Geometry, Routing, Uniform
+from torchcaps.routing import EM, Attention, Dynamic, Geometry, Quadratic, Routing, Uniform
 from torchcaps.routing.base import ROUTINGS
 from torchcaps.votes import Wiring
 
@@ -53,6 +57,43 @@ def test_route_equals_layer() -> None:
     pose = torch.randn(2, 6, 4, dtype=torch.float64)
     parents = route(layer.votes(pose).dense(), layer.routing, coefficients=layer.coefficients.named())
     assert_exact(parents.pose, layer(pose).pose)
+
+
+LAYERS: dict[str, Callable[..., nn.Module]] = {
+    "dense": partial(DenseCapsules, 6, 4, 3, 4, routing="attention"),
+    "conv": partial(ConvCapsules, 2, 4, 3, 4, 3, routing=Quadratic(method="adam"), grid=(4, 4)),
+    "primary": partial(PrimaryCapsules, 2, 3, 4, 3, activation="capsule", activations=True),
+    "layer norm": partial(PrimaryCapsules, 2, 3, 4, 3, activation="layer_norm"),
+    "decoder": partial(Decoder, 3, 4, (1, 5, 5), (7,)),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_device_and_dtype_of_parameters(name: str) -> None:
+    torch.manual_seed(3)
+    built = LAYERS[name](device="cpu", dtype=torch.float64)
+    assert {p.dtype for p in built.parameters()} == {torch.float64}
+    torch.manual_seed(3)
+    default = LAYERS[name]()
+    for key, tensor in default.state_dict().items():
+        assert built.state_dict()[key].dtype == (torch.float64 if tensor.is_floating_point() else tensor.dtype)
+    meta = LAYERS[name](device="meta", dtype=torch.bfloat16)
+    assert all(t.is_meta for t in meta.state_dict().values())
+    assert {p.dtype for p in meta.parameters()} == {torch.bfloat16}
+
+
+def test_dropout_of_attention_is_a_module_that_can_be_changed() -> None:
+    layer = DenseCapsules(6, 4, 3, 4, routing=Attention(dropout=0.25))
+    (found,) = (module for module in layer.modules() if isinstance(module, nn.Dropout))
+    assert found.p == 0.25
+    pose = torch.randn(2, 6, 4)
+    expected = layer.eval()(pose).pose
+    layer.train()
+    found.p = 0.0
+    assert_exact(layer(pose).pose, expected)
+    layer.dropout = nn.Dropout(0.999999)
+    assert_exact(layer(pose).pose, layer(torch.zeros_like(pose)).pose)
+    assert DenseCapsules(6, 4, 3, 4, routing=Attention(dropout=0.0)).dropout is None
 
 
 @pytest.mark.parametrize("streamed", [True, False])

@@ -45,15 +45,18 @@ class CapsuleActivation(nn.Module):
     Args:
         types: number of capsule types, ``N``.
         dim: pose size, ``D``.
+        device, dtype: of the parameters, as in `torch.nn.Linear`.
 
     Shapes:
         ``[..., N, D] -> [..., N, D]``
     """
 
-    def __init__(self, types: int, dim: int) -> None:
+    def __init__(
+        self, types: int, dim: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> None:
         super().__init__()
-        self.matrix = nn.Parameter(torch.empty(types, dim, dim))
-        self.offset = nn.Parameter(torch.empty(types, dim))
+        self.matrix = nn.Parameter(torch.empty(types, dim, dim, device=device, dtype=dtype))
+        self.offset = nn.Parameter(torch.empty(types, dim, device=device, dtype=dtype))
         self.reset_parameters()
 
     @torch.no_grad()
@@ -68,7 +71,14 @@ class CapsuleActivation(nn.Module):
         return torch.tanh(torch.einsum("...nd,nde->...ne", pose, self.matrix) + self.offset)
 
 
-def make_activation(name: ActivationName | nn.Module, types: int, dim: int) -> nn.Module:
+def make_activation(
+    name: ActivationName | nn.Module,
+    types: int,
+    dim: int,
+    *,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> nn.Module:
     """Return the activation module of a name for ``types`` capsule types of size ``dim``; pass modules through."""
     if isinstance(name, nn.Module):
         return name
@@ -77,9 +87,9 @@ def make_activation(name: ActivationName | nn.Module, types: int, dim: int) -> n
     if name == "exp_squash":
         return ExpSquash()
     if name == "layer_norm":
-        return nn.LayerNorm(dim)
+        return nn.LayerNorm(dim, device=device, dtype=dtype)
     if name == "capsule":
-        return CapsuleActivation(types, dim)
+        return CapsuleActivation(types, dim, device=device, dtype=dtype)
     if name == "none":
         return nn.Identity()
     raise ValueError(

@@ -25,6 +25,7 @@ class Decoder(nn.Module):
         parents, dim: number and pose size of the class capsules.
         image: ``(channels, height, width)`` of the reconstruction.
         hidden: widths of the hidden ReLU layers: (512, 1024) in Sabour 2017, (512, 512) in Choi 2019.
+        device, dtype: of the parameters, as in `torch.nn.Linear`.
 
     Shapes:
         capsules ``[B, J, D]``; labels ``[B]`` gives ``[B, C, H, W]``. Labels ``[B, K]``, ``K`` classes per
@@ -36,7 +37,16 @@ class Decoder(nn.Module):
     torch.Size([2, 2, 1, 36, 36])
     """
 
-    def __init__(self, parents: int, dim: int, image: Sequence[int], hidden: Sequence[int] = (512, 1024)) -> None:
+    def __init__(
+        self,
+        parents: int,
+        dim: int,
+        image: Sequence[int],
+        hidden: Sequence[int] = (512, 1024),
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
         self.parents, self.dim = as_count(parents, "parents"), as_count(dim, "dim")
         if not isinstance(image, Sequence) or len(image) != 3:
@@ -47,8 +57,9 @@ class Decoder(nn.Module):
         widths = [parents * dim, *(as_count(width, "hidden") for width in hidden)]
         layers: list[nn.Module] = []
         for before, after in pairwise(widths):
-            layers += [nn.Linear(before, after), nn.ReLU()]
-        self.layers = nn.Sequential(*layers, nn.Linear(widths[-1], math.prod(self.image)), nn.Sigmoid())
+            layers += [nn.Linear(before, after, device=device, dtype=dtype), nn.ReLU()]
+        last = nn.Linear(widths[-1], math.prod(self.image), device=device, dtype=dtype)
+        self.layers = nn.Sequential(*layers, last, nn.Sigmoid())
 
     def forward(self, capsules: Capsules | Tensor, labels: Tensor | None = None, top: int | None = None) -> Tensor:
         """Reconstruct the images of the labelled classes; without labels, of the most active ones.

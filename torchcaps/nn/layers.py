@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from torchcaps._core.validation import check_finite, check_magnitude, check_non_negative
 from torchcaps.capsules import Capsules, as_capsules, disable_autocast
-from torchcaps.nn.dropout import apply_dropout
+from torchcaps.nn.dropout import ImageDropout
 from torchcaps.nn.sizes import Pair, as_count, as_padding, as_pair, as_rows, resolve_padding
 from torchcaps.routing.base import Geometry, Routing, Trace, as_routing, run_routing
 from torchcaps.votes import DenseVotes, StreamedVotes, Votes, Wiring
@@ -25,11 +25,17 @@ VotesFactory = Callable[["CapsuleLayer", Capsules, bool], Votes]  # layer, check
 class Coefficients(nn.Module):
     """The tensors that a routing adds to a layer: parameters if learned, otherwise buffers."""
 
-    def __init__(self, routing: Routing, geometry: Geometry) -> None:
+    def __init__(
+        self,
+        routing: Routing,
+        geometry: Geometry,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
         self._names = []
         for name, coefficient in routing.coefficients(geometry).items():
-            tensor = torch.empty(geometry.size(coefficient.axes), dtype=coefficient.dtype)
+            tensor = torch.empty(geometry.size(coefficient.axes), device=device, dtype=coefficient.dtype or dtype)
             if coefficient.learned:
                 self.register_parameter(name, nn.Parameter(tensor))
             else:
@@ -51,6 +57,8 @@ class CapsuleLayer(nn.Module, ABC):
     would distort its sums and exponentials.
 
     Attributes:
+        dropout: dropout of the input capsules, if the routing has any (`Attention`); otherwise ``None``. Another
+            module, or another ``layer.dropout.p``, replaces the routing's.
         votes_factory: replaces `default_votes` in this layer, if not ``None``: a function of the layer, its checked
             children and whether couplings are needed. Profiling counts with it, benchmarks use their own votes.
     """
@@ -64,6 +72,8 @@ class CapsuleLayer(nn.Module, ABC):
         weight_size: tuple[int, ...],
         streamed: bool | Literal["auto"],
         init: Init,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
     ) -> None:
         super().__init__()
         if not isinstance(streamed, bool) and (not isinstance(streamed, str) or streamed != "auto"):
@@ -75,10 +85,11 @@ class CapsuleLayer(nn.Module, ABC):
         self.geometry = geometry
         self.streamed: bool | Literal["auto"] = streamed
         self._init = init
-        self.weight = nn.Parameter(torch.empty(weight_size))
-        bias = torch.empty(geometry.size(("I", "J", "D"))) if routing.vote_bias else None
-        self.bias = None if bias is None else nn.Parameter(bias)
-        self.coefficients = Coefficients(routing, geometry)
+        self.weight = nn.Parameter(torch.empty(weight_size, device=device, dtype=dtype))
+        size = geometry.size(("I", "J", "D"))
+        self.bias = nn.Parameter(torch.empty(size, device=device, dtype=dtype)) if routing.vote_bias else None
+        self.coefficients = Coefficients(routing, geometry, device, dtype)
+        self.dropout: nn.Module | None = ImageDropout(routing.dropout) if routing.dropout else None
         self.reset_parameters()
 
     @torch.no_grad()
@@ -156,9 +167,7 @@ class CapsuleLayer(nn.Module, ABC):
     def vote_inputs(self, children: Capsules) -> tuple[Tensor, Tensor, Tensor | None, int, Wiring]:
         """Return the arguments of the votes: children after dropout, weight of each slot, bias, rows, wiring."""
         wiring = self._wiring(children)
-        pose = children.pose
-        if self.routing.dropout and self.training:
-            pose = apply_dropout(pose, self.routing.dropout)
+        pose = children.pose if self.dropout is None else self.dropout(children.pose)
         offset = self.routing.vote_offset(self.geometry, wiring, pose)
         bias = self.bias if offset is None else offset if self.bias is None else self.bias + offset
         return pose, self._slot_weight(wiring), bias, self.geometry.rows, wiring
@@ -200,6 +209,7 @@ class DenseCapsules(CapsuleLayer):
             `torchcaps.votes.dispatch`).
         init: initial standard deviation of the matrices, or a function that fills them in place; default: as in the
             routing's paper.
+        device, dtype: of the parameters, as in `torch.nn.Linear`.
 
     Shapes:
         pose ``[B, I, K]`` or ``[B, *G, N, K]`` with ``I`` capsules in all ``-> [B, J, D]``
@@ -221,6 +231,8 @@ class DenseCapsules(CapsuleLayer):
         pose: Literal["vector", "matrix"] | int = "vector",
         streamed: bool | Literal["auto"] = "auto",
         init: Init = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         counts = {"children": children, "child_dim": child_dim, "parents": parents, "parent_dim": parent_dim}
         for name, count in counts.items():
@@ -229,7 +241,7 @@ class DenseCapsules(CapsuleLayer):
         columns = child_dim // rows
         geometry = Geometry(children, parents, parent_dim, rows, columns, children, child_dim)
         weight_size = (children, columns, parents, parent_dim // rows)
-        super().__init__(as_routing(routing), geometry, weight_size, streamed, init)
+        super().__init__(as_routing(routing), geometry, weight_size, streamed, init, device, dtype)
 
     def _check_shape(self, children: Capsules) -> Capsules:
         """Return the children as ``[B, I, K]``; raise a ValueError for another number or size of them."""
@@ -265,7 +277,7 @@ class ConvCapsules(CapsuleLayer):
         parent_dim: their pose size, ``D``.
         kernel_size, stride: size and stride of the window.
         padding: zero padding of the grid, or ``"same"``: TensorFlow's SAME, which pads an odd row at the end.
-        routing, pose, streamed, init: as in `DenseCapsules`.
+        routing, pose, streamed, init, device, dtype: as in `DenseCapsules`.
         weights: sharing of the matrices. ``"kernel"``: one per cell of the window, shared by all positions, as in any
             convolution. ``"position"``: one per cell and position. ``"type"``: one per child type, shared by all cells
             (the class layer of EM routing).
@@ -297,6 +309,8 @@ class ConvCapsules(CapsuleLayer):
         weights: Literal["kernel", "position", "type"] = "kernel",
         grid: int | Pair | None = None,
         init: Init = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         counts = {"child_types": child_types, "child_dim": child_dim}
         counts |= {"parent_types": parent_types, "parent_dim": parent_dim}
@@ -332,7 +346,7 @@ class ConvCapsules(CapsuleLayer):
             if sites is None:
                 raise ValueError("grid must be given with weights='position': it determines the number of positions")
             weight_size = (*sites, *weight_size)
-        super().__init__(routing, geometry, weight_size, streamed, init)
+        super().__init__(routing, geometry, weight_size, streamed, init, device, dtype)
 
     def _wire(self, grid: tuple[int, int], types: int, routing: Routing) -> Wiring:
         padding = resolve_padding(self.padding, grid, self.kernel_size, self.stride)

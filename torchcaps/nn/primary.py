@@ -1,8 +1,9 @@
 """Primary capsules: a convolution whose channels are grouped into poses."""
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -34,6 +35,7 @@ class PrimaryCapsules(nn.Module):
         scale: factor of the input: ``s = scale W x + b``. The authors' code of Sabour 2017 routes the single input
             equally to all types, which amounts to ``1 / types``.
         activations: also compute an activation per capsule by a second convolution and a sigmoid (Hinton 2018).
+        device, dtype: of the parameters, as in `torch.nn.Conv2d`.
 
     Shapes:
         ``[B, C, H, W] ->`` pose ``[B, H', W', types, dim]``, activation ``[B, H', W', types]`` or ``None``
@@ -57,6 +59,8 @@ class PrimaryCapsules(nn.Module):
         activation: ActivationName | nn.Module = "squash",
         scale: float = 1.0,
         activations: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.types, self.dim = as_count(types, "types"), as_count(dim, "dim")
@@ -67,9 +71,11 @@ class PrimaryCapsules(nn.Module):
         self.scale = scale
         self.kernel_size, self.stride = as_pair(kernel_size, "kernel_size"), as_pair(stride, "stride")
         as_count(in_channels, "in_channels")
-        self.pose = Convolution(in_channels, types * dim, self.kernel_size, self.stride, bias=bias)
-        self.activity = nn.Conv2d(in_channels, types, self.kernel_size, self.stride) if activations else None
-        self.activation = make_activation(activation, types, dim)
+        window: dict[str, Any] = {"kernel_size": self.kernel_size, "stride": self.stride}
+        options: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.pose = Convolution(in_channels, types * dim, **window, bias=bias, **options)
+        self.activity = nn.Conv2d(in_channels, types, **window, **options) if activations else None
+        self.activation = make_activation(activation, types, dim, **options)
 
     def forward(self, features: Tensor) -> Capsules:
         """Return the capsules of a feature map."""

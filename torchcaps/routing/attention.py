@@ -31,7 +31,8 @@ class Attention(Routing):
 
     Args:
         residual: add the children before the tanh. They must have the parents' shape.
-        dropout: probability of zeroing single elements of the input capsules before the transform, in training only.
+        dropout: probability of zeroing single elements of the input capsules before the transform, in training only:
+            the initial ``p`` of the layer's module ``dropout``, a `torch.nn.Dropout`.
 
     Deviation: the text gives the attention one vector per parent; the published parameter counts and the authors'
     code have the kernel ``A`` above, with as many output as input channels. The class layer of the authors' code
