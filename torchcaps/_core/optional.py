@@ -8,9 +8,14 @@ __all__ = ["MissingExtraError", "import_optional"]
 
 # The smallest extra that brings each package; everything else comes with `train`.
 EXTRAS = {
+    "h5py": "keras",
+    "huggingface_hub": "hub",
     "matplotlib": "data",
     "mlxtend": "data",
     "numpy": "data",
+    "onnx": "export",
+    "onnxruntime": "export",
+    "onnxscript": "export",
     "PIL": "data",
     "platformdirs": "data",
     "pooch": "data",
