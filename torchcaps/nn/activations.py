@@ -68,7 +68,9 @@ class CapsuleActivation(nn.Module):
 
     def forward(self, pose: Tensor) -> Tensor:
         """Activate poses ``[..., N, D]``."""
-        return torch.tanh(torch.einsum("...nd,nde->...ne", pose, self.matrix) + self.offset)
+        # Positions are merged into the batch: ONNX has no einsum whose ellipsis one operand lacks.
+        product = torch.einsum("snd,nde->sne", pose.unsqueeze(0).flatten(0, -3), self.matrix)
+        return torch.tanh(product.view_as(pose) + self.offset)
 
 
 def make_activation(

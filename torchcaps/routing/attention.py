@@ -82,7 +82,8 @@ class Attention(Routing):
         logits = votes.mix(coefficients["attention"])
         coupling = logits.softmax(-2)
         total = votes.sum(coupling)
-        pose = torch.einsum("b...jd,jde->b...je", total, coefficients["matrix"]) + coefficients["offset"]
+        pose = torch.einsum("sjd,jde->sje", total.flatten(0, -3), coefficients["matrix"])
+        pose = pose.unflatten(0, total.shape[:-2]) + coefficients["offset"]
         if self.residual:
             if children.pose.shape != pose.shape:
                 raise ValueError(

@@ -31,8 +31,17 @@ def concat_children(children: list[Tensor], rows: int) -> Tensor:
 
 
 def compute_votes(slots: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return the votes ``[B, *L, I, J, D]`` of these slots."""
-    votes = torch.einsum("b...iax,...ixjy->b...ijay", slots, weight).flatten(-2)
+    """Return the votes ``[B, *L, I, J, D]`` of these slots.
+
+    Positions are merged into the batch: an einsum whose ellipsis means different axes for its operands is not valid
+    in ONNX.
+    """
+    if weight.dim() > 4:
+        votes = torch.einsum("bliax,lixjy->blijay", slots.flatten(1, -4), weight.flatten(0, -5))
+        votes = votes.unflatten(1, slots.shape[1:-3])
+    else:
+        votes = torch.einsum("siax,ixjy->sijay", slots.flatten(0, -4), weight).unflatten(0, slots.shape[:-3])
+    votes = votes.flatten(-2)
     return votes if bias is None else votes + bias
 
 
@@ -87,7 +96,8 @@ class DenseVotes(Votes):
     def mix(self, kernel: Tensor) -> Tensor:
         """Return ``Σ_md A_jimd v_mjd``."""
         with disable_autocast(self._votes):
-            return torch.einsum("jimd,b...mjd->b...ij", kernel, self._votes)
+            mixed = torch.einsum("jimd,smjd->sij", kernel, self._votes.flatten(0, -4))
+            return mixed.unflatten(0, self._votes.shape[:-3])
 
     def dense(self) -> Tensor:
         """Return the tensor."""
