@@ -10,7 +10,7 @@ from tests.papers.networks import network_with_outputs
 from tests.tolerances import SAME
 from torchcaps.data import ImageSet, create_pipeline
 from torchcaps.papers.measures import generalization
-from torchcaps.papers.measures.generalization import measure_generalization, measure_training_loss
+from torchcaps.papers.measures.generalization import measure_generalization_gap, measure_training_loss
 from torchcaps.reproduce.runner import MeasurementContext
 from torchcaps.training.setup import RunData
 
@@ -27,14 +27,14 @@ def test_the_gap_between_test_and_training_error(monkeypatch: pytest.MonkeyPatch
         for split, part in (("train", slice(0, 5)), ("test", slice(5, 9)))
     )
     monkeypatch.setattr(generalization, "open_data", lambda spec: RunData(train, None, test, create_pipeline("")))
-    results = measure_generalization(MeasurementContext("smoke", 0, Path("none")), net)
+    results = measure_generalization_gap(MeasurementContext("smoke", 0, Path("none")), net)
     assert (results["training_error_images"], results["test_error_images"]) == (5, 4)
     assert results["training_error"] == pytest.approx(20, rel=CLOSE)
     assert results["test_error"] == pytest.approx(75, rel=CLOSE)
     assert results["gap"] == pytest.approx(55, rel=CLOSE)
     half_width = 196 * math.sqrt(0.2 * 0.8 / 5 + 0.25 * 0.75 / 4)
     assert results["gap_ci95"] == pytest.approx(half_width, rel=1e-3)
-    assert measure_generalization(MeasurementContext("smoke", 0, Path("none")), net, 3)["test_error_images"] == 3
+    assert measure_generalization_gap(MeasurementContext("smoke", 0, Path("none")), net, 3)["test_error_images"] == 3
 
 
 def test_the_training_loss_of_the_first_and_the_last_epoch() -> None:

@@ -9,10 +9,10 @@ from torchcaps.training import TrainedRun
 from torchcaps.training.inference import evaluate_runs
 from torchcaps.training.setup import limit_images, open_data
 
-__all__ = ["measure_generalization", "measure_training_loss"]
+__all__ = ["measure_generalization_gap", "measure_training_loss"]
 
 
-def measure_generalization(context: MeasurementContext, net: TrainedRun, n_images: int = 10_000) -> dict[str, Any]:
+def measure_generalization_gap(context: MeasurementContext, net: TrainedRun, n_images: int = 10_000) -> dict[str, Any]:
     """Measure the error on the images that a network was trained on, without augmentation, and on test images.
 
     Args:

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from torchcaps.papers.measures.generalization import measure_generalization, measure_training_loss
+from torchcaps.papers.measures.generalization import measure_generalization_gap, measure_training_loss
 from torchcaps.papers.measures.geometry import draw_logit_changes, measure_logit_changes
 from torchcaps.papers.measures.training import draw_curves, measure_ensemble
 from torchcaps.reproduce.scales import CPU_CIFAR, CPU_DIGITS, LONG_CIFAR, NARROW_CAPSNET
@@ -187,7 +187,7 @@ LONG_FEW_IMAGES = {**NARROW_CAPSNET, "max_train_images": 5_000, "epochs": 60}  #
 GAPS = {
     iterations: Measurement(
         f"sabour2017-overfitting-{iterations}",
-        measure_generalization,
+        measure_generalization_gap,
         {
             "net": Run(
                 "sabour2017_cifar10",
