@@ -36,7 +36,7 @@ def test_covering_sample_contains_every_value(n: int) -> None:
     assert len(chosen) == max(n, 20)
     assert {a for a, _ in chosen} == set("vwxyz")
     assert {b for _, b in chosen} == set(range(20))
-    assert covering_sample([(case,) for case in PRODUCT], n, [lambda case: case[0][0]])
+    assert len(covering_sample([(case,) for case in PRODUCT], n, [lambda case: case[0][0]])) >= n
 
 
 def test_covering_sample_accepts_attribute_names() -> None:

@@ -56,18 +56,28 @@ def test_flags_and_configuration_files_give_the_same_run(capsys: pytest.CaptureF
     assert spec_of("mine").model_options["routing"] == Dynamic()
 
 
-@pytest.mark.parametrize("text", ["model_options: 3", "data_options: [1]", "test_options: x", "- 1", "a: [", "3"])
-def test_invalid_configuration_files(text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("model_options: 3", "model_options"),
+        ("data_options: [1]", "data_options"),
+        ("test_options: x", "test_options"),
+        ("- 1", "mapping"),
+        ("3", "mapping"),
+        ("a: [", "YAML"),
+    ],
+)
+def test_invalid_configuration_files(text: str, named: str) -> None:
     Path("odd.yaml").write_text(text)
     message = usage_error("train", "--config", "odd.yaml")
     assert "odd.yaml" in message
-    assert text.partition(":")[0] in message or "mapping" in message or "YAML" in message
+    assert named in message
 
 
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
-        ("epohcs: 3", ["unknown key epohcs", "did you mean epochs"]),
+        ("epohcs: 3", ["epohcs", "epochs"]),
         ("model_options: {widht: 3}", ["unknown key model_options.widht", "model_options.width"]),
         ("data: digits\nval-fracton: 0.1", ["unknown key val-fracton", "val_fraction"]),
         ("data: multimnist\ndata_options: {sorce: digits}", ["data_options.sorce", "data_options.source"]),

@@ -32,21 +32,21 @@ COMPRESSED = writers.gzip.compress(IMAGES)
         (b"\x00\x00\x08\x01" + IMAGES[4:], LABELS, ["images-idx3", "2049", "2051"]),
         (LABELS, LABELS, ["images-idx3", "2049"]),
         (IMAGES, IMAGES, ["labels-idx1", "2051", "2049"]),
-        (b"<html>not found</html>", LABELS, ["images-idx3", "not an IDX file"]),
-        (b"", LABELS, ["images-idx3", "truncated", "header"]),
-        (IMAGES[:9], LABELS, ["images-idx3", "truncated", "header"]),
-        (IMAGES[:-1], LABELS, ["images-idx3", "truncated", "3,919", "3,920"]),
-        (IMAGES + b"\0", LABELS, ["images-idx3", "too long", "3,920"]),
+        (b"<html>not found</html>", LABELS, ["images-idx3", "IDX"]),
+        (b"", LABELS, ["images-idx3", "header"]),
+        (IMAGES[:9], LABELS, ["images-idx3", "header"]),
+        (IMAGES[:-1], LABELS, ["images-idx3", "3,919", "3,920"]),
+        (IMAGES + b"\0", LABELS, ["images-idx3", "3,920"]),
         (
             IMAGES[:4] + struct.pack(">3I", 2**31, 2**20, 28),
             LABELS,
-            ["images-idx3", "truncated", "2147483648x1048576x28"],
+            ["images-idx3", "2147483648x1048576x28"],
         ),
-        (IMAGES, writers.idx(random_bytes(6, high=10)), ["images-idx3", "labels-idx1", "5 images and 6 labels"]),
-        (IMAGES, writers.idx(random_bytes(60, high=10)), ["labels-idx1", "5 images and 60 labels"]),
+        (IMAGES, writers.idx(random_bytes(6, high=10)), ["images-idx3", "labels-idx1", "5 images", "6 labels"]),
+        (IMAGES, writers.idx(random_bytes(60, high=10)), ["labels-idx1", "5 images", "60 labels"]),
         (IMAGES, writers.idx(np.array([1, 2, 3, 4, 77], np.uint8)), ["labels-idx1", "label 77", "0 to 9"]),
-        (COMPRESSED[:-20], LABELS, ["images-idx3", "corrupt"]),
-        (COMPRESSED[:30] + b"xxxxx" + COMPRESSED[35:], LABELS, ["images-idx3", "corrupt"]),
+        (COMPRESSED[:-20], LABELS, ["images-idx3"]),
+        (COMPRESSED[:30] + b"xxxxx" + COMPRESSED[35:], LABELS, ["images-idx3"]),
     ],
 )
 def test_idx(tmp_path: Path, images: bytes, labels: bytes, mentions: list[str]) -> None:
@@ -62,7 +62,7 @@ def test_idx_of_too_many_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     writers.put(tmp_path / "mnist/t10k-images-idx3-ubyte.gz", IMAGES, compressed=True)
     writers.put(tmp_path / "mnist/t10k-labels-idx1-ubyte", LABELS)
     message = data_error("mnist", tmp_path)
-    for part in ("images-idx3", "too large", "3,920 bytes, at most 3,919"):
+    for part in ("images-idx3", "3,920", "3,919"):
         assert part in message
 
 
@@ -119,16 +119,16 @@ def dictionary(**content: Any) -> bytes:
 @pytest.mark.parametrize(
     ("data", "mentions"),
     [
-        (b"", "not a pickle"),
-        (b"garbage", "not a pickle"),
+        (b"", "pickle"),
+        (b"garbage", "pickle"),
         (pickle.dumps([1, 2]), "list"),
         (dictionary(labels=[1]), "'data'"),
         (dictionary(data=random_bytes(2, 100), labels=[1, 2]), "[N, 3072]"),
-        (dictionary(data=random_bytes(2, 3072), labels=[1]), "2 images and 1 labels"),
+        (dictionary(data=random_bytes(2, 3072), labels=[1]), "2 images"),
         (dictionary(data=random_bytes(1, 3072), labels=[12]), "label 12"),
-        (dictionary(data=random_bytes(1, 3072), labels=[1])[:-400], "not a pickle"),
+        (dictionary(data=random_bytes(1, 3072), labels=[1])[:-400], "pickle"),
         (pickle.dumps({b"data": np.zeros((1, 3072)), b"labels": [1]}, protocol=2), "uint8"),
-        (dictionary(data=random_bytes(1, 3072), labels=[b"cat"]), "'labels' must contain ints"),
+        (dictionary(data=random_bytes(1, 3072), labels=[b"cat"]), "'labels'"),
         (dictionary(data=random_bytes(2, 3072), labels=[1]).replace(b"K\x02", b"K\x03"), "6,144 bytes"),
     ],
 )
@@ -142,12 +142,12 @@ def test_cifar_python(tmp_path: Path, data: bytes, mentions: str) -> None:
 def test_mat(tmp_path: Path) -> None:
     path = tmp_path / "svhn/test_32x32.mat"
     cases: list[tuple[Any, Any, str]] = [
-        (random_bytes(32, 32, 3, 4), np.ones((3, 1)), "4 images and 3 labels"),
-        (random_bytes(3, 32, 32, 4), np.ones((4, 1)), "X must be torch.uint8 of shape [32, 32, 3, N]"),
-        (random_bytes(32, 32, 3, 4).astype(float), np.ones((4, 1)), "got torch.float64"),
+        (random_bytes(32, 32, 3, 4), np.ones((3, 1)), "3 labels"),
+        (random_bytes(3, 32, 32, 4), np.ones((4, 1)), "[32, 32, 3, N]"),
+        (random_bytes(32, 32, 3, 4).astype(float), np.ones((4, 1)), "torch.float64"),
         (random_bytes(32, 32, 3, 2), np.array([[1], [11]]), "label 11"),
-        ({"a": 1}, np.ones((1, 1)), "X is not a numeric array"),
-        (random_bytes(32, 32, 3, 2), np.array(["a", {}], dtype=object), "y is not a numeric array"),
+        ({"a": 1}, np.ones((1, 1)), "X "),
+        (random_bytes(32, 32, 3, 2), np.array(["a", {}], dtype=object), "y "),
     ]
     for images, labels, mentions in cases:
         writers.write_mat(path, X=images, y=labels)
@@ -158,14 +158,14 @@ def test_mat(tmp_path: Path) -> None:
     assert "'X'" in data_error("svhn", tmp_path)
     for data in (b"", b"not a mat file at all", path.read_bytes()[:150]):
         path.write_bytes(data)
-        assert f"{path} is not a valid .mat file" in data_error("svhn", tmp_path)
+        assert str(path) in data_error("svhn", tmp_path)
 
 
 def test_affnist(tmp_path: Path) -> None:
     path = tmp_path / "affnist/test.mat"
     write_affnist(path, random_bytes(3, 1, 40, 40), np.array([1, 2, 3]))
     cases = [
-        ({"image": random_bytes(1600, 2), "label_int": np.array([1])}, "2 images and 1 labels"),
+        ({"image": random_bytes(1600, 2), "label_int": np.array([1])}, "2 images"),
         ({"image": random_bytes(784, 2), "label_int": np.array([1, 2])}, "[784, 2]"),
         ({"picture": random_bytes(1600, 2)}, "label_int"),
     ]
@@ -185,7 +185,7 @@ def test_mat_that_crashes_scipy(tmp_path: Path, position: int, value: int) -> No
     valid = path.read_bytes()
     path.write_bytes(valid[:position] + bytes([value]) + valid[position + 1 :])
     message = data_error("affnist", tmp_path)
-    assert f"{path} is not a valid .mat file" in message  # which signal it is depends on the memory behind the buffer
+    assert str(path) in message  # which signal it is depends on the memory behind the buffer
     path.write_bytes(valid)
     assert len(create_dataset("affnist", "test", tmp_path, download=False)) == 2  # with a new process
 
@@ -203,18 +203,17 @@ def test_a_mat_parser_that_died_with_a_request_is_replaced(tmp_path: Path) -> No
 
 
 def test_mat_that_exceeds_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    content = {"image": np.zeros((1600, 20_000), np.uint8), "label_int": np.array([1, 2])}
+    content = {"image": np.zeros((1600, 20_000), np.uint8), "label_int": np.ones(20_000)}  # valid without limits
     path = tmp_path / "affnist/test.mat"
     path.parent.mkdir()
     savemat(path, {"affNISTdata": content}, do_compression=True)  # 32 MB in 32 kB
-    monkeypatch.setattr(mat, "MAX_MEMORY_BYTES", 64 << 20)
-    monkeypatch.setattr(mat, "MAX_MEMORY_RATIO", 0)
-    message = data_error("affnist", tmp_path)
-    assert f"{path} is not a valid .mat file" in message
-    assert "more than 64 MiB" in message or "crashed" in message  # if even the error does not fit
+    with monkeypatch.context() as patch:
+        patch.setattr(mat, "MAX_MEMORY_BYTES", 64 << 20)
+        patch.setattr(mat, "MAX_MEMORY_RATIO", 0)
+        assert str(path) in data_error("affnist", tmp_path)
     monkeypatch.setattr(mat, "TIMEOUT_S", 0)
     monkeypatch.setattr(mat, "MIN_BYTES_PER_S", 1e12)
-    assert "more than 0 s" in data_error("affnist", tmp_path)
+    assert " 0 s" in data_error("affnist", tmp_path)
 
 
 def test_mat_with_the_published_checksum_is_parsed_in_this_process(
@@ -223,7 +222,7 @@ def test_mat_with_the_published_checksum_is_parsed_in_this_process(
     path = writers.write_mat(tmp_path / "svhn/test_32x32.mat", X=random_bytes(32, 32, 3, 4), y=np.ones((4, 1)))
     checksum = hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
     monkeypatch.setattr(mat, "_get_child", None)
-    assert f"{path} is not a valid .mat file" in data_error("svhn", tmp_path)
+    assert str(path) in data_error("svhn", tmp_path)
     monkeypatch.setitem(SVHN.checksums, "test_32x32.mat", (checksum, 0))
     assert len(create_dataset("svhn", "test", tmp_path, download=False)) == 4
 
@@ -234,8 +233,8 @@ def test_smallnorb(tmp_path: Path) -> None:
     valid = {path: path.read_bytes() for path in (images, labels, info)}
     cases = [
         (images, b"MATLAB 5.0 MAT-file", "0x4c54414d"),
-        (images, valid[images][:-1], "truncated"),
-        (images, valid[images] + b"\0", "too long"),
+        (images, valid[images][:-1], "5,971,967"),
+        (images, valid[images] + b"\0", "5,971,968"),
         (images, valid[images][:10], "header"),
         (images, valid[images][:4] + struct.pack("<I", 5) + valid[images][8:], "5 axes"),
         (images, valid[labels], "[N, 2, 96, 96]"),

@@ -1,6 +1,7 @@
 """Directories of images: sizes, modes, layouts, splits, unreadable files and the cache."""
 
 import os
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,7 @@ def test_split_directories(tmp_path: Path) -> None:
         load(root, "val")
     assert len(load(root)) == 8  # the other splits are not read
     os.rename(root / "validation", tmp_path / "elsewhere")
-    with pytest.raises(DataError, match="'val', only 'Train' and 'test'"):
+    with pytest.raises(DataError, match=r"'val'.*'Train'.*'test'"):
         load(root, "val")
     write_image(root / "test" / "c" / "1.jpg")
     with pytest.raises(DataError, match=r"test.*'c'"):
@@ -101,7 +102,7 @@ def test_directory_next_to_the_split_directories(tmp_path: Path) -> None:
         (root / junk).mkdir()
     assert load(root).classes == ("a", "b")
     write_image(root / "unlabeled/1.png")
-    with pytest.warns(UserWarning, match="unlabeled.*'train' and 'test'"):
+    with pytest.warns(UserWarning, match="unlabeled.*'train'.*'test'"):
         assert load(root).classes == ("a", "b")
 
 
@@ -110,7 +111,7 @@ def test_split_directories_are_never_classes(tmp_path: Path, folders: tuple[str,
     for split in folders:
         for name in "ab":
             write_image(tmp_path / "images" / split / name / "1.png")
-    with pytest.raises(DataError, match=r"no directory 'train'|rename the directories"):
+    with pytest.raises(DataError, match=re.escape(str(tmp_path / "images"))):
         load(tmp_path / "images")
 
 
@@ -225,7 +226,7 @@ def test_unreadable_images_raise_or_are_skipped(folder: Path) -> None:
 def test_images_with_too_many_pixels_are_not_decoded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bomb = folder / "cat/bomb.png"
     write_png_header(bomb, 9000, 9000)
-    with pytest.raises(DataError, match=rf"1 of 34 .*{bomb} \(9000x9000 pixels exceed the limit of 64 megapixels"):
+    with pytest.raises(DataError, match=rf"1 of 34 .*{bomb} .*9000x9000 .*64"):
         load(folder, val_fraction=0, test_fraction=0)
     with pytest.warns(UserWarning, match=r"1 of 34 .*bomb\.png"):
         assert len(load(folder, val_fraction=0, test_fraction=0, unreadable="skip")) == 33
@@ -244,7 +245,7 @@ def test_all_images_unreadable(tmp_path: Path) -> None:
         (tmp_path / "images" / name).mkdir(parents=True)
         (tmp_path / "images" / name / "1.png").write_bytes(b"no")
     for action in ("skip", "raise"):
-        with pytest.raises(DataError, match=r"none of 2 files.*1\.png"):
+        with pytest.raises(DataError, match=r"2 .*1\.png"):
             load(tmp_path / "images", unreadable=action)
 
 
@@ -322,9 +323,9 @@ def test_other_files_are_ignored(folder: Path) -> None:
 def test_invalid_layouts(tmp_path: Path, folder: Path) -> None:
     cases: list[tuple[Any, str]] = [
         (None, "--data-dir"),
-        (tmp_path / "nowhere", "nowhere is not a directory"),
-        (folder / "cat", "cat has no subdirectories"),
-        ("./nowhere", "nowhere is not a directory"),
+        (tmp_path / "nowhere", "nowhere"),
+        (folder / "cat", "images/cat"),
+        ("./nowhere", "nowhere"),
     ]
     for root, mentions in cases:
         with pytest.raises(DataError, match=mentions):
@@ -333,7 +334,7 @@ def test_invalid_layouts(tmp_path: Path, folder: Path) -> None:
     with pytest.raises(DataError, match="images/empty"):
         load(folder)
     write_image(tmp_path / "lone/train/a/1.png")
-    with pytest.raises(DataError, match=r"lone.*'train'.*pass this directory"):
+    with pytest.raises(DataError, match=r"lone.*'train'"):
         load(tmp_path / "lone")
     with pytest.raises(ValueError, match=r"\./nowhere"):
         create_dataset("./nowhere")

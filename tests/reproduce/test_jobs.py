@@ -7,6 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -31,6 +32,25 @@ from torchcaps.training.errors import RunInterrupted
 
 SIGNAL_STEP, CHECKPOINT_INTERVAL = 13, 5
 REQUEUE = signal.SIGUSR2  # sent by submitit and Slurm before a time limit and on preemption
+
+
+class Submissions:
+    """Create executors and record their options and the names of the submitted jobs."""
+
+    def __init__(self, create: Callable[[JobOptions, Path], Any]) -> None:
+        self.create, self.options, self.names = create, [], []
+
+    def create_executor(self, options: JobOptions, folder: Path) -> Any:
+        self.options.append(options)
+        executor = self.create(options, folder)
+        submit = executor.submit
+
+        def record(function: RecordJob) -> Any:
+            self.names.append(function.name)
+            return submit(function)
+
+        executor.submit = record
+        return executor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +97,8 @@ def test_local_jobs_resume_after_a_signal_and_report_a_failure(
 ) -> None:
     """Two at a time: a run that is killed or requeued, and a measurement that fails."""
     monkeypatch.setattr(jobs, "RecordJob", functools.partial(SignallingJob, number=number))
+    submitted = Submissions(create_executor)
+    monkeypatch.setattr(jobs, "create_executor", submitted.create_executor)
     size = {"width": 8, "types": 2, "batch_size": 16, "steps": 20, "max_train_images": 800, "max_test_images": 20}
     run = Run("capsnet_small", {**size, "checkpoint_interval_steps": CHECKPOINT_INTERVAL})
     failing = Measurement("f", fail)
@@ -91,9 +113,8 @@ def test_local_jobs_resume_after_a_signal_and_report_a_failure(
     record = store.read(RecordKey(run, 0))
     assert record is not None
     assert (record["results"]["steps"], record["machine"]["threads"]) == (20, 1)
-    started = [line.partition(":")[0] for line in lines if "started job" in line]
     again = [tasks[0].name] if number == signal.SIGKILL else []  # submitit itself starts a requeued job again
-    assert started == [*(task.name for task in tasks), *again]
+    assert submitted.names == [*(task.name for task in tasks), *again]
     failed = record_status(RecordKey(failing, 0), store)
     assert (failed.state, failed.detail) == (RecordState.FAILED, unfinished[0][1].detail)
     logs = [path for path in (store.work / "jobs").glob("*/*.out") if str(path) in failed.detail]
@@ -117,34 +138,27 @@ class InProcessExecutor:
 
 
 @pytest.fixture
-def in_process(monkeypatch: pytest.MonkeyPatch) -> list[JobOptions]:
-    """Execute jobs in this process; return the options of the executors."""
-    created: list[JobOptions] = []
-
-    def create(options: JobOptions, folder: Path) -> Any:
-        created.append(options)
-        return InProcessExecutor(folder)
-
-    monkeypatch.setattr(jobs, "create_executor", create)
+def in_process(monkeypatch: pytest.MonkeyPatch) -> Submissions:
+    """Execute jobs in this process."""
+    submitted = Submissions(lambda options, folder: InProcessExecutor(folder))
+    monkeypatch.setattr(jobs, "create_executor", submitted.create_executor)
     monkeypatch.setattr(jobs, "POLL_INTERVAL_S", 0.0)
     monkeypatch.setattr(executors, "prepare_process", lambda nice, num_threads: None)
     monkeypatch.setattr(jobs._JobPool, "_result", lambda self, job: job.result())
-    return created
+    return submitted
 
 
-def test_measurements_are_submitted_after_what_they_need(tmp_path: Path, in_process: list[JobOptions]) -> None:
+def test_measurements_are_submitted_after_what_they_need(tmp_path: Path, in_process: Submissions) -> None:
     store, run = smoke_store(tmp_path), Run("chen2019_lenet")
     first = Measurement("first", measure_nothing, {"net": run})
     second = Measurement("second", measure_nothing, depends_on={"first": first})
-    lines: list[str] = []
     tasks = list(reversed(tasks_of(store, second=second)))
-    assert execute_jobs([*tasks, *tasks], store, JobOptions("local", jobs=9), lines.append) == []
-    started = [line.partition(":")[0] for line in lines if "started job" in line]
-    assert started == [task.name for task in reversed(tasks)]
+    assert execute_jobs([*tasks, *tasks], store, JobOptions("local", jobs=9), lambda line: None) == []
+    assert in_process.names == [task.name for task in reversed(tasks)]
     assert store.read(RecordKey(second, 0)) is not None
 
 
-def test_a_task_of_another_process_is_waited_for(tmp_path: Path, in_process: list[JobOptions]) -> None:
+def test_a_task_of_another_process_is_waited_for(tmp_path: Path, in_process: Submissions) -> None:
     store, measurement = smoke_store(tmp_path), Measurement("m", measure_nothing)
     key = RecordKey(measurement, 0)
     other = store.run_directory(key)
@@ -158,20 +172,20 @@ def test_a_task_of_another_process_is_waited_for(tmp_path: Path, in_process: lis
         other.release()
 
     assert execute_jobs(tasks_of(store, m=measurement), store, JobOptions("local"), print_line) == []
-    assert [line for line in lines if "started job" in line] == []
+    assert in_process.names == []
     assert len(lines) == 2
 
 
 def test_a_job_that_keeps_being_stopped_is_given_up(
-    tmp_path: Path, in_process: list[JobOptions], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, in_process: Submissions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, measurement = smoke_store(tmp_path), Measurement("m", measure_nothing)
     stopped = TaskResult(TaskOutcome.STOPPED, detail="its job was killed")
     monkeypatch.setattr(jobs._JobPool, "_result", lambda self, job: stopped)
-    lines: list[str] = []
-    ((task, result),) = execute_jobs(tasks_of(store, m=measurement), store, JobOptions("local"), lines.append)
+    tasks = tasks_of(store, m=measurement)
+    ((task, result),) = execute_jobs(tasks, store, JobOptions("local"), lambda line: None)
     assert (task.key.source, result) == (measurement, stopped)
-    assert len([line for line in lines if "started job" in line]) == jobs.MAX_ATTEMPTS
+    assert in_process.names == [task.name] * jobs.MAX_ATTEMPTS
     assert FailureNote.of(task.key, store).read() == stopped.detail
 
 
@@ -195,7 +209,7 @@ def test_a_signal_stops_the_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         process.kill()
 
 
-def test_a_stopped_job_is_not_a_failure(tmp_path: Path, in_process: list[JobOptions]) -> None:
+def test_a_stopped_job_is_not_a_failure(tmp_path: Path, in_process: Submissions) -> None:
     def stop(context: Any) -> NoReturn:
         raise RunInterrupted("stopped at step 3", signal.SIGTERM)
 
@@ -205,7 +219,7 @@ def test_a_stopped_job_is_not_a_failure(tmp_path: Path, in_process: list[JobOpti
 
 
 def test_a_failed_job_exits_with_one_sentence(
-    tmp_path: Path, in_process: list[JobOptions], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, in_process: Submissions, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(executors, "execute_task", lambda *_: (_ for _ in ()).throw(OSError("no space left")))
     directories = ("--results", str(tmp_path / "results"), "--work", str(tmp_path / "work"))
@@ -213,9 +227,9 @@ def test_a_failed_job_exits_with_one_sentence(
         main(["reproduce", "chen2019", "multi", "--executor", "local", "--jobs", "3", *directories])
     assert exited.value.code == 1
     errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("torchcaps: ")]
-    assert errors[0] == "torchcaps: chen2019-multi, seed 0: failed: OSError: no space left"
-    assert len(errors) == 2
-    assert (in_process[0].jobs, in_process[0].threads) == (3, 1)
+    assert len(errors) == 2  # the task and the command
+    assert [part for part in ("chen2019-multi, seed 0", "OSError: no space left") if part not in errors[0]] == []
+    assert (in_process.options[0].jobs, in_process.options[0].threads) == (3, 1)
 
 
 def test_a_requeued_job_is_the_same_job(tmp_path: Path) -> None:
