@@ -72,6 +72,14 @@ def test_checksums(name: str) -> None:
     assert {file.status for file in check_files(name, "test")} == {FileStatus.OK}
 
 
+def test_embedded_digits_can_be_excluded() -> None:
+    everything, rest = load_official("mnist", "train"), create_dataset("mnist", exclude_digits=True, download=False)
+    assert isinstance(rest, ImageSet)
+    assert len(rest) == 59_000
+    counts = torch.bincount(everything.labels) - torch.bincount(rest.labels)
+    assert counts.tolist() == [100] * 10
+
+
 def test_sizes_of_generated_data_sets() -> None:
     load_official("mnist", "train")
     train, test = (create_dataset("multimnist", split, download=False) for split in ("train", "test"))

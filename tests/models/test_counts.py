@@ -67,6 +67,10 @@ VARIANTS = [
     # Yang 2021: the weights; the coefficients are buffers
     Variant("yang2021_cifar10", {"image": (3, 32, 32), "padding": "valid"}, "", 15_922_688, ""),
     Variant("yang2021_cifar10", {"padding": "valid"}, "", 11_990_528, ""),
+    # Mazzia 2021: printed counts were not available; rebuilt from the layers of the authors' code
+    Variant("mazzia2021_mnist", {"reconstruction": True}, "", 161_824 + 1_411_344, ""),
+    Variant("mazzia2021_mnist", {}, "", 162_400, "", keras=True),
+    Variant("mazzia2021_mnist", {"classes": 11}, "", 161_824 + 2_064, ""),
     # Hinton 2018
     Variant("hinton2018_smallnorb", {"width": 64, "primary_types": 8, "types": 16}, "", 67_154, ""),
 ]

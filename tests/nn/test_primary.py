@@ -90,3 +90,25 @@ def test_squash_of_long_vectors_does_not_overflow(dtype: torch.dtype, size: floa
     assert float(length(squashed).detach()) == pytest.approx(1, abs=0.01)
     squashed.sum().backward()
     assert_finite(pose.grad, "gradient")
+
+
+@pytest.mark.parametrize(("kernel", "stride"), [((5, 4), 1), ((3, 3), 2), ((2, 2), 1)])
+def test_depthwise_capsules_equal_a_grouped_convolution(kernel: tuple[int, int], stride: int) -> None:
+    """A kernel of the size of the grid is computed as a product and a sum; others as a convolution."""
+    primary = PrimaryCapsules(6, 2, 3, kernel, stride, activation="none", depthwise=True).double()
+    images = torch.randn(2, 6, 5, 4, dtype=torch.float64, requires_grad=True)
+    weight, bias = primary.pose.weight, primary.pose.bias
+    assert weight.shape == (6, 1, *kernel)
+    expected = F.conv2d(images, weight, bias, stride=stride, groups=6)
+    actual = primary(images).pose.permute(0, 3, 4, 1, 2).flatten(1, 2)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=EXACT)
+    direction = torch.randn_like(expected)
+    for a, e in zip(
+        *(torch.autograd.grad(y, [images, weight, bias], direction) for y in (actual, expected)), strict=True
+    ):
+        torch.testing.assert_close(a, e, rtol=0, atol=EXACT)
+
+
+def test_depthwise_capsules_reject_other_numbers_of_channels() -> None:
+    with pytest.raises(ValueError, match=r"in_channels must be types \* dim = 6"):
+        PrimaryCapsules(8, 2, 3, 3, depthwise=True)

@@ -19,6 +19,12 @@ def squash(s):
     return [n * n / (1 + n * n) * x / n for x in s]
 
 
+def exp_squash(v):
+    """Chen 2019, not numbered."""
+    n = norm(v)
+    return list(v) if n == 0 else [(1 - math.exp(-n)) * x / n for x in v]
+
+
 def softmax(logits):
     largest = max(logits)
     powers = [math.exp(x - largest) for x in logits]

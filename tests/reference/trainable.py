@@ -1,14 +1,7 @@
 """Chen 2019: trainable couplings and the exponential squash (not numbered in the paper)."""
 
-import math
-
-from .arithmetic import norm, weighted_sum
+from .arithmetic import exp_squash, weighted_sum
 from .sites import Parents
-
-
-def exp_squash(v):
-    n = norm(v)
-    return list(v) if n == 0 else [(1 - math.exp(-n)) * x / n for x in v]
 
 
 def route(sites, p, relu):

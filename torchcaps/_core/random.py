@@ -8,6 +8,7 @@ integer arithmetic on the CPU, so it is bit-equal on every machine.
 
 import math
 import zlib
+from statistics import NormalDist
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ _GOLDEN = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15 as a signed number: 2**64 ov
 _FIRST = -0x40A7B892E31B1A47  # 0xBF58476D1CE4E5B9
 _SECOND = -0x6B2FB644ECCEEE15  # 0x94D049BB133111EB
 FEISTEL_ROUNDS = 4
+_quantile = NormalDist().inv_cdf
 
 
 def _logical_shift_right(x: Tensor, bits: int) -> Tensor:
@@ -75,6 +77,11 @@ class CounterRNG:
     def uniform(self, low: float, high: float) -> Tensor:
         """Return float64 numbers in [low, high)."""
         return low + (high - low) * self.unit()
+
+    def normal(self, std: float = 1.0) -> Tensor:
+        """Return float64 numbers of a normal distribution with mean 0, by the inverse of its distribution function."""
+        # in Python: the last bit of vectorised functions can depend on the position in the batch
+        return std * torch.tensor([_quantile(max(u, 2.0**-54)) for u in self.unit().tolist()], dtype=torch.float64)
 
     def integers(self, low: int, high: int | Tensor) -> Tensor:
         """Return integers from ``low`` to ``high``, both included; ``high`` may differ between images."""

@@ -9,6 +9,7 @@ from torch import Tensor
 from torchcaps._core.random import CounterRNG
 from torchcaps._core.registry import check_name
 from torchcaps.data.base import Batch, Dataset, ImageShape
+from torchcaps.data.digit_augmentation import RandomErase, RandomMarginShift, RandomRotation, RandomSqueeze
 from torchcaps.data.geometry import CenterCrop, PadTo, RandomAffine, RandomCrop, RandomHorizontalFlip, RandomShift
 from torchcaps.data.transforms import (
     Normalize,
@@ -153,6 +154,17 @@ PIPELINES: dict[str, Pipeline] = {
     # Tsai 2020, appendix A.2; numbers from the authors' code
     "tsai2020.cifar10": Pipeline([RandomCrop(32, padding=4), RandomHorizontalFlip(), _CIFAR], [_CIFAR]),
     "tsai2020.cifar100": Pipeline([RandomCrop(32, padding=4), RandomHorizontalFlip(), _CIFAR], [_CIFAR]),
+    # Mazzia 2021, the authors' code
+    "mazzia2021.mnist": Pipeline(
+        [
+            ScalePixels(256),
+            RandomRotation(30, whole_degrees=True),
+            RandomMarginShift(),
+            RandomSqueeze(),
+            RandomErase(4, before=4, after=2),
+        ],
+        [ScalePixels(256)],
+    ),
 }
 
 

@@ -20,6 +20,7 @@ from torchcaps.models.chen2019 import Chen2019, Chen2019Dynamic, Chen2019Multi
 from torchcaps.models.choi2019 import Choi2019
 from torchcaps.models.heads import Output
 from torchcaps.models.hinton2018 import Hinton2018
+from torchcaps.models.mazzia2021 import Mazzia2021
 from torchcaps.models.network import CapsuleNetwork, ConvNetwork, Network
 from torchcaps.models.recipe import LossConfig, Objective, OptimizerConfig, Recipe
 from torchcaps.models.registry import MODELS, create_model, list_models, register_model
@@ -42,6 +43,7 @@ __all__ = [
     "Hinton2018",
     "LeNet",
     "LossConfig",
+    "Mazzia2021",
     "ModelSpec",
     "Network",
     "Objective",

@@ -101,7 +101,7 @@ class Layers:
     # Capsules ---------------------------------------------------------------------------------------------
 
     def primary(
-        self, types: int, dim: int, kernel: int, stride: int = 1, padding: Padding = 0, **options: Any
+        self, types: int, dim: int, kernel: int | Pair, stride: int = 1, padding: Padding = 0, **options: Any
     ) -> PrimaryCapsules:
         """Append the primary capsules, the last module of the front, and return them."""
         module = PrimaryCapsules(self.channels, types, dim, kernel, stride, padding, **options)

@@ -6,12 +6,15 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.routing import Dynamic, Quadratic, Routing, Uniform
+from torchcaps.routing.self_attention import TRUNCATED_STD
 
 __all__ = [
     "caffe_xavier",
+    "glorot_normal",
     "glorot_uniform",
     "he_normal",
     "init_layers",
+    "keras_he_normal",
     "squash_std",
     "truncated_normal",
     "truncated_normal_",
@@ -39,6 +42,20 @@ def he_normal(layer: ConvOrLinear) -> None:
     nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
     if layer.bias is not None:
         layer.bias.zero_()
+
+
+@torch.no_grad()
+def keras_he_normal(layer: ConvOrLinear) -> None:
+    """Initialise a layer as Keras' ``he_normal``: variance 2 / fan_in, truncated at two deviations; biases 0."""
+    truncated_normal(layer, (2 / layer.weight[0].numel()) ** 0.5 / TRUNCATED_STD, 0.0)
+
+
+@torch.no_grad()
+def glorot_normal(layer: ConvOrLinear) -> None:
+    """Initialise a layer as Keras' ``glorot_normal``: truncated at two deviations; biases 0."""
+    fan_out, fan_in = layer.weight.shape[:2]
+    area = layer.weight[0, 0].numel()
+    truncated_normal(layer, (2 / (area * (fan_in + fan_out))) ** 0.5 / TRUNCATED_STD, 0.0)
 
 
 @torch.no_grad()

@@ -128,6 +128,7 @@ class OptimizerConfig:
         momentum: momentum of SGD; for RMSprop the smoothing constant ``alpha`` (Keras' ``rho``). Adam ignores it.
         weight_decay: L2 penalty as in `torch.optim`.
         eps: term added to the denominator in Adam and RMSprop.
+        beta2: smoothing constant of the squared gradients in Adam; the others ignore it.
     """
 
     name: Literal["adam", "sgd", "rmsprop"] = "adam"
@@ -135,12 +136,15 @@ class OptimizerConfig:
     momentum: float = 0.9
     weight_decay: float = 0.0
     eps: float = 1e-8
+    beta2: float = 0.999
 
     def __post_init__(self) -> None:
         check_fields(self)
         check_range(self, "lr", 0, strict=True)
         for name in ("momentum", "weight_decay", "eps"):
             check_range(self, name, 0)
+        if not 0 <= self.beta2 < 1:
+            raise FieldError(self, "beta2", f"must be at least 0 and below 1, got {self.beta2}")
 
     @property
     def n_states(self) -> int:
@@ -152,7 +156,8 @@ class OptimizerConfig:
     def make(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
         """Build the optimiser."""
         if self.name == "adam":
-            return torch.optim.Adam(parameters, self.lr, eps=self.eps, weight_decay=self.weight_decay)
+            betas = (0.9, self.beta2)
+            return torch.optim.Adam(parameters, self.lr, betas, eps=self.eps, weight_decay=self.weight_decay)
         if self.name == "sgd":
             return torch.optim.SGD(parameters, self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
         return torch.optim.RMSprop(

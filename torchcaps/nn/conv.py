@@ -1,12 +1,15 @@
-"""2-D convolution with a fast path for small batches."""
+"""2-D convolutions with fast paths: for small batches, and for depthwise kernels that cover the complete input."""
+
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from torchcaps.nn.sizes import Pair
 from torchcaps.votes.dispatch import uses_window_product
 
-__all__ = ["Convolution"]
+__all__ = ["Convolution", "DepthwiseConvolution"]
 
 
 class Convolution(nn.Conv2d):
@@ -40,3 +43,29 @@ class Convolution(nn.Conv2d):
             and not torch.is_grad_enabled()
             and not torch.is_autocast_enabled("cpu")
         )
+
+
+class DepthwiseConvolution(nn.Conv2d):
+    """Depthwise convolution without padding: one kernel per channel.
+
+    A kernel that covers the complete input is computed as an elementwise product and a sum over positions.
+
+    Args:
+        channels: number of input and output channels.
+        kernel_size, stride, bias, options: as in ``nn.Conv2d``.
+
+    Attributes:
+        plain: if True, always use torch's convolution.
+    """
+
+    plain = False
+
+    def __init__(self, channels: int, kernel_size: Pair, stride: Pair, *, bias: bool = True, **options: Any) -> None:
+        super().__init__(channels, channels, kernel_size, stride, groups=channels, bias=bias, **options)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the convolution of ``input``."""
+        if self.plain or tuple(input.shape[-2:]) != tuple(self.kernel_size):
+            return super().forward(input)
+        total = (input * self.weight.squeeze(1)).sum((-2, -1), keepdim=True)
+        return total if self.bias is None else total + self.bias[:, None, None]

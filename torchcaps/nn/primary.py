@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torchcaps._core.validation import check_finite, check_float
 from torchcaps.capsules import Capsules
 from torchcaps.nn.activations import ActivationName, make_activation
-from torchcaps.nn.conv import Convolution
+from torchcaps.nn.conv import Convolution, DepthwiseConvolution
 from torchcaps.nn.sizes import Pair, as_count, as_padding, as_pair, resolve_padding
 
 __all__ = ["PrimaryCapsules"]
@@ -35,6 +35,8 @@ class PrimaryCapsules(nn.Module):
         scale: factor of the input: ``s = scale W x + b``. The authors' code of Sabour 2017 routes the single input
             equally to all types, which amounts to ``1 / types``.
         activations: also compute an activation per capsule by a second convolution and a sigmoid (Hinton 2018).
+        depthwise: convolve each channel with one kernel of its own (Mazzia 2021): a capsule then reads ``dim``
+            channels only, and ``in_channels`` must be ``types * dim``.
         device, dtype: of the parameters, as in `torch.nn.Conv2d`.
 
     Shapes:
@@ -59,6 +61,7 @@ class PrimaryCapsules(nn.Module):
         activation: ActivationName | nn.Module = "squash",
         scale: float = 1.0,
         activations: bool = False,
+        depthwise: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -73,7 +76,16 @@ class PrimaryCapsules(nn.Module):
         as_count(in_channels, "in_channels")
         window: dict[str, Any] = {"kernel_size": self.kernel_size, "stride": self.stride}
         options: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.pose = Convolution(in_channels, types * dim, **window, bias=bias, **options)
+        self.pose: nn.Conv2d
+        if depthwise:
+            if in_channels != types * dim:
+                raise ValueError(
+                    f"in_channels must be types * dim = {types * dim} with depthwise=True, since each channel becomes "
+                    f"one pose element, got {in_channels}"
+                )
+            self.pose = DepthwiseConvolution(in_channels, **window, bias=bias, **options)
+        else:
+            self.pose = Convolution(in_channels, types * dim, **window, bias=bias, **options)
         self.activity = nn.Conv2d(in_channels, types, **window, **options) if activations else None
         self.activation = make_activation(activation, types, dim, **options)
 

@@ -260,7 +260,8 @@ def _describe(part: nn.Module) -> str:
     if isinstance(part, nn.Conv2d):
         return f"conv {_format_window(part.kernel_size, part.stride)}"
     if isinstance(part, PrimaryCapsules):
-        return f"primary {_format_window(part.kernel_size, part.stride)}, {part.types} types of {part.dim}"
+        window = _format_window(part.kernel_size, part.stride) + (" depthwise" if part.pose.groups > 1 else "")
+        return f"primary {window}, {part.types} types of {part.dim}"
     if isinstance(part, ConvCapsules):
         return f"conv capsules {_format_window(part.kernel_size, part.stride)}, {short_repr(part.routing)}"
     if isinstance(part, CapsuleLayer):

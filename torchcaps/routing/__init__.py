@@ -17,6 +17,7 @@ from torchcaps.routing.em import EM
 from torchcaps.routing.inverted_attention import InvertedAttention
 from torchcaps.routing.quadratic import Quadratic, RoutingDivergence
 from torchcaps.routing.route import route
+from torchcaps.routing.self_attention import SelfAttention
 from torchcaps.routing.trainable import Trainable
 from torchcaps.routing.uniform import Uniform
 
@@ -30,6 +31,7 @@ __all__ = [
     "Quadratic",
     "Routing",
     "RoutingDivergence",
+    "SelfAttention",
     "State",
     "Trace",
     "Trainable",

@@ -7,32 +7,23 @@ import torch
 
 from torchcaps.data.base import Dataset, DataSpec, ImageSet, ImageShape, LoadRequest
 from torchcaps.data.formats import check_labels, read_idx
-from torchcaps.data.registry import register_dataset
+from torchcaps.data.registry import create_dataset, register_dataset
 from torchcaps.data.storage import DataError, RemoteFile
 
 __all__ = ["MNIST", "FashionMNIST"]
 
+N_DIGITS = 1000  # test images of the data set "digits"
+
 
 @dataclass(frozen=True)
-class MNIST(DataSpec):
-    """MNIST (LeCun et al. 1998): 60,000 training and 10,000 test images of handwritten digits, 28x28."""
+class IDXSpec(DataSpec):
+    """Base class of data sets in MNIST's format: a file of images and a file of labels for each split."""
 
-    title: ClassVar[str] = "handwritten digits"
     split_sizes: ClassVar[dict[str, int]] = {"train": 60_000, "test": 10_000}
     shape: ClassVar[ImageShape | None] = (1, 28, 28)
-    # without the data directory itself: Fashion-MNIST's files have the same names
-    subdirectories: ClassVar[tuple[str, ...]] = ("mnist", "MNIST/raw", "mnist/raw", "MNIST")
-    classes: ClassVar[tuple[str, ...]] = tuple("0123456789")
-    mirrors: ClassVar[tuple[str, ...]] = (
-        "https://ossci-datasets.s3.amazonaws.com/mnist/",
-        "https://storage.googleapis.com/cvdf-datasets/mnist/",
-    )
-    checksums: ClassVar[dict[str, tuple[str, int]]] = {  # MD5 and size in bytes
-        "train-images-idx3-ubyte.gz": ("f68b3c2dcbeaaa9fbdd348bbdeb94873", 9_912_422),
-        "train-labels-idx1-ubyte.gz": ("d53e105ee54ea40749a09fcbcd1e9432", 28_881),
-        "t10k-images-idx3-ubyte.gz": ("9fb629c4189551a2d022fa330f9573f3", 1_648_877),
-        "t10k-labels-idx1-ubyte.gz": ("ec29112dd5afa0611ce80d1b7f02629c", 4_542),
-    }
+    classes: ClassVar[tuple[str, ...]] = ()
+    mirrors: ClassVar[tuple[str, ...]] = ()
+    checksums: ClassVar[dict[str, tuple[str, int]]] = {}  # MD5 and size in bytes
 
     def files(self, split: str) -> tuple[RemoteFile, ...]:
         """Return the file of images and the file of labels."""
@@ -58,7 +49,50 @@ class MNIST(DataSpec):
 
 
 @dataclass(frozen=True)
-class FashionMNIST(MNIST):
+class MNIST(IDXSpec):
+    """MNIST (LeCun et al. 1998): 60,000 training and 10,000 test images of handwritten digits, 28x28.
+
+    Args:
+        exclude_digits: leave the 1,000 test images of the data set ``digits`` out of the training split, which contains
+            them, so that a model can be tested on them. They are found by their pixels.
+    """
+
+    exclude_digits: bool = False
+
+    title: ClassVar[str] = "handwritten digits"
+    # without the data directory itself: Fashion-MNIST's files have the same names
+    subdirectories: ClassVar[tuple[str, ...]] = ("mnist", "MNIST/raw", "mnist/raw", "MNIST")
+    classes: ClassVar[tuple[str, ...]] = tuple("0123456789")
+    mirrors: ClassVar[tuple[str, ...]] = (
+        "https://ossci-datasets.s3.amazonaws.com/mnist/",
+        "https://storage.googleapis.com/cvdf-datasets/mnist/",
+    )
+    checksums: ClassVar[dict[str, tuple[str, int]]] = {  # MD5 and size in bytes
+        "train-images-idx3-ubyte.gz": ("f68b3c2dcbeaaa9fbdd348bbdeb94873", 9_912_422),
+        "train-labels-idx1-ubyte.gz": ("d53e105ee54ea40749a09fcbcd1e9432", 28_881),
+        "t10k-images-idx3-ubyte.gz": ("9fb629c4189551a2d022fa330f9573f3", 1_648_877),
+        "t10k-labels-idx1-ubyte.gz": ("ec29112dd5afa0611ce80d1b7f02629c", 4_542),
+    }
+
+    def load(self, request: LoadRequest) -> Dataset:
+        """Load a split from its two files; leave out the excluded images."""
+        dataset = super().load(request)
+        if not self.exclude_digits or request.split != "train":
+            return dataset
+        excluded = create_dataset("digits", "test")
+        assert isinstance(dataset, ImageSet)
+        assert isinstance(excluded, ImageSet)
+        seen = {image.numpy().tobytes() for image in excluded.images}
+        return dataset.subset(torch.tensor([image.numpy().tobytes() not in seen for image in dataset.images]))
+
+    def n_images(self, split: str) -> int | None:
+        """Return the number of images of a split, 59,000 training images without those of ``digits``."""
+        count = super().n_images(split)
+        return count - N_DIGITS if count is not None and self.exclude_digits and split == "train" else count
+
+
+@dataclass(frozen=True)
+class FashionMNIST(IDXSpec):
     """Fashion-MNIST (Xiao et al. 2017): 60,000 training and 10,000 test images of clothes, in MNIST's format."""
 
     title: ClassVar[str] = "photographs of clothes, in MNIST's format"
