@@ -16,7 +16,7 @@ from torchcaps._core.labels import as_multi_hot, check_class_indices
 from torchcaps._core.validation import check_no_nan
 from torchcaps.capsules import Capsules, as_capsules
 
-__all__ = ["ClassLoss", "MarginLoss", "MultiLabelLoss", "ReconstructionLoss", "Reduction", "SpreadLoss"]
+__all__ = ["ClassLoss", "MarginLoss", "MultiLabelLoss", "ReconstructionLoss", "SpreadLoss"]
 
 Reduction = Literal["none", "mean", "sum"]
 
