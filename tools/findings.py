@@ -2,8 +2,9 @@
 
     python -m tools.findings                 # list outdated findings
     python -m tools.findings --stamp NAME... # update the stamps of findings that were checked against their tables
+    python -m tools.findings --scale long    # those of another scale than cpu
 
-Findings are observations from the records, written by hand in ``results/papers/cpu/findings``; verdicts on claims are
+Findings are observations from the records, written by hand in ``results/papers/SCALE/findings``; verdicts on claims are
 computed and are not repeated there. Each file ends with a stamp, a hash of the table that it refers to; a test fails if
 the table has changed.
 """
@@ -16,6 +17,7 @@ import sys
 from torchcaps.papers import list_papers
 from torchcaps.reproduce.render import render_item
 from torchcaps.reproduce.report import FINDINGS_DIRECTORY, REMARKS_FILE
+from torchcaps.reproduce.scales import SCALES
 from torchcaps.reproduce.store import RecordStore
 
 STAMP = re.compile(r"\n<!-- stamp: (\w+) -->\n$")
@@ -54,8 +56,10 @@ def main() -> None:
     """List outdated findings, after updating the stamps of some."""
     parser = argparse.ArgumentParser(description="List findings whose numbers have changed since they were stamped.")
     parser.add_argument("--stamp", nargs="+", default=[], metavar="NAME", help="update the stamps of these findings")
-    store = RecordStore("cpu")
-    for name in parser.parse_args().stamp:
+    parser.add_argument("--scale", default="cpu", choices=SCALES, help="scale of the records (default: cpu)")
+    arguments = parser.parse_args()
+    store = RecordStore(arguments.scale)
+    for name in arguments.stamp:
         if not (store.results / FINDINGS_DIRECTORY / f"{name}.md").exists():
             sys.exit(f"{store.results / FINDINGS_DIRECTORY} has no finding {name!r}")
         stamp(store, name)

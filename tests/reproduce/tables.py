@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchcaps._core.serialize import pack_bits
-from torchcaps.reproduce.scales import run_spec
+from torchcaps.reproduce.scales import Scale, run_spec
 from torchcaps.reproduce.schema import Cell, Claim, Item, Measurement, Published, Run, TableRow
 from torchcaps.reproduce.statistics import Results
 from torchcaps.reproduce.store import RecordKey, RecordStore
@@ -26,12 +26,18 @@ def measurement(name: str) -> Measurement:
 
 
 def cpu_store(directory: Path) -> RecordStore:
-    return RecordStore("cpu", directory / "results", directory / "work")
+    return scaled_store(directory, "cpu")
 
 
-def measured_table(directory: Path, a: list[float], b: list[float], images: int = 10_000) -> Results:
+def scaled_store(directory: Path, scale: Scale) -> RecordStore:
+    return RecordStore(scale, directory / "results", directory / "work")
+
+
+def measured_table(
+    directory: Path, a: list[float], b: list[float], images: int = 10_000, scale: Scale = "cpu"
+) -> Results:
     """Return a table with rows a and b, whose errors in per cent are measured with one seed each."""
-    store = cpu_store(directory)
+    store = scaled_store(directory, scale)
     cells = {name: Cell(Published(1.0, 0.1), measurement(name), "error") for name in ("a", "b")}
     rows = tuple(TableRow(name, {"error": cell}) for name, cell in cells.items())
     item = Item("t", "Table", "A table.", {"error": "test error, %"}, rows, (A_IS_BETTER,))

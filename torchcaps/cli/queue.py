@@ -31,15 +31,21 @@ __all__ = ["queue_command", "status_command"]
 QUEUE_DESCRIPTION = (
     "Run the queue: the items that are reproduced at the scale long, in this order (see docs/reproduction.md): "
     "{order}. Finished records are skipped and interrupted runs resume, so the command can be stopped (Ctrl-C or "
-    "SIGTERM; checkpoints are saved) and repeated at any time. Examples: torchcaps reproduce queue --plan; "
-    "torchcaps reproduce queue --executor local --jobs 2 --nice 19 --work /data/runs; "
-    "torchcaps reproduce queue --executor slurm --jobs 20 --partition cpu --time-minutes 240 --memory-gb 4 --cpus 2"
+    "SIGTERM; checkpoints are saved) and repeated at any time."
+)
+QUEUE_EXAMPLES = (
+    "torchcaps reproduce queue --plan",
+    "torchcaps reproduce queue --executor local --jobs 2 --nice 19 --work /data/runs",
+    "torchcaps reproduce queue --executor slurm --jobs 20 --partition cpu --memory-gb 4 --cpus 2",
 )
 STATUS_DESCRIPTION = (
     "Show what is done, running (with the estimated time left), waiting and failed: of the queue, or of a paper or one "
-    "of its items. Works while other processes run; a process that has died does not count as running. Examples: "
-    "torchcaps reproduce status; torchcaps reproduce status sabour2017 table1 --scale long; "
-    "torchcaps reproduce status --work /data/runs --json"
+    "of its items. Works while other processes run; a process that has died does not count as running."
+)
+STATUS_EXAMPLES = (
+    "torchcaps reproduce status",
+    "torchcaps reproduce status sabour2017 table1 --scale long",
+    "torchcaps reproduce status --work /data/runs --json",
 )
 INDENT = "  "
 

@@ -20,7 +20,7 @@ from torchcaps.cli.queue import queue_command, status_command
 from torchcaps.cli.runs import exit_on_error
 from torchcaps.papers import find_paper, list_papers
 from torchcaps.reproduce.report import write_report
-from torchcaps.reproduce.scales import DEFAULT_SEEDS
+from torchcaps.reproduce.scales import DEFAULT_SEEDS, Scale
 from torchcaps.reproduce.schema import Paper
 from torchcaps.reproduce.store import RESULTS_DIRECTORY, RecordStore
 
@@ -29,20 +29,30 @@ __all__ = ["report_command", "reproduce_command"]
 REPRODUCE_DESCRIPTION = (
     "Reproduce a table or figure of a paper and compare it with the published numbers. The plan is printed first: "
     "runs, steps, and the time and memory they need on this machine, estimated from a few steps. If interrupted, the "
-    "same command resumes. Scales: smoke (seconds, on embedded digits; checks that everything runs, its numbers are "
-    "meaningless), cpu (hours on two cores: narrower networks, fewer images and epochs, the same for all rows), long "
-    "(hours per run-set on two cores: longer trainings and all images, still narrower than the paper), full (the "
-    "paper's own setting). Examples: torchcaps reproduce; torchcaps reproduce sabour2017; "
-    "torchcaps reproduce sabour2017 table1 --scale cpu --seeds 3; "
-    "torchcaps reproduce tsai2020 fig4 --scale cpu --rows EM --shard 2/8; "
-    "torchcaps reproduce sabour2017 table1 --scale long --executor local --jobs 2 --nice 19. "
-    "'torchcaps reproduce queue' runs many items in a documented order, 'torchcaps reproduce status' shows what is "
-    "done, running and waiting; both have a --help."
+    "same command resumes. 'torchcaps reproduce queue' runs many items in a documented order, 'torchcaps reproduce "
+    "status' shows what is done, running and waiting; both have a --help. "
+    "Scales: smoke (seconds, on embedded digits; checks that everything runs, its numbers are meaningless), cpu "
+    "(hours on two cores: narrower networks, fewer images and epochs, the same for all rows), long (the networks of "
+    "cpu, trained longer and on all images: hours per table on two cores), full (the paper's own setting)."
+)
+REPRODUCE_EXAMPLES = (
+    "torchcaps reproduce",
+    "torchcaps reproduce sabour2017",
+    "torchcaps reproduce sabour2017 table1 --scale cpu --seeds 3",
+    "torchcaps reproduce tsai2020 fig4 --scale cpu --rows EM --shard 2/8",
+    "torchcaps reproduce sabour2017 table1 --scale long --executor local --jobs 2 --nice 19",
 )
 REPORT_DESCRIPTION = (
     "Write all tables and figures from the existing records to one Markdown report, next to the published numbers; "
-    "'not run' marks numbers without a record. Example: torchcaps report --scale cpu --out docs/results.md"
+    "'not run' marks numbers without a record. Without --scale the report has all scales except smoke, and a claim is "
+    "judged at the largest one at which it was run."
 )
+REPORT_EXAMPLES = (
+    "torchcaps report",
+    "torchcaps report --scale long --out long.md",
+    "torchcaps report --results ~/results --out ~/results.md",
+)
+REPORT_SCALES: tuple[Scale, ...] = ("full", "long", "cpu")  # in order of precedence
 
 
 def reproduce_command(words: list[str]) -> None:
@@ -136,26 +146,29 @@ def _list_items(paper: Paper) -> None:
 def report_command(words: list[str]) -> None:
     """Write all tables and figures to one report."""
     parser = Parser(prog="torchcaps report", description=REPORT_DESCRIPTION)
-    parser.add_argument("--scale", default="cpu", help=SCALE_HELP)
+    parser.add_argument("--scale", default="", help=f"{SCALE_HELP} (default: all but smoke)")
     parser.add_argument(
-        "--out", default="", help="Path of the report (default: docs/results.md for cpu, else results-SCALE.md)"
+        "--out", default="", help="Path of the report (default: docs/results.md; with --scale results-SCALE.md)"
     )
     parser.add_argument("--results", default=str(RESULTS_DIRECTORY), help="Directory of the records")
     options, _ = parser.parse(words)
-    check_scale(parser, options.scale)
+    if options.scale:
+        check_scale(parser, options.scale)
     if not options.results:
         parser.error("--results needs a directory")
-    out = Path(options.out or ("docs/results.md" if options.scale == "cpu" else f"results-{options.scale}.md"))
-    out = out.expanduser()
+    out = Path(options.out or (f"results-{options.scale}.md" if options.scale else "docs/results.md")).expanduser()
     if not out.resolve().parent.is_dir():
         parser.error(f"--out {out} can't be written: {out.parent} is not a directory")
-    store = RecordStore(options.scale, options.results)
-    if not any(store.results.glob("*/*.json")):
-        parser.error(
-            f"{store.results} has no records: create them by 'torchcaps reproduce PAPER ITEM --scale {options.scale}'"
-        )
-    store.skip_unreadable = True  # write the rest of the report if one record is damaged
+    scales = (options.scale,) if options.scale else REPORT_SCALES
+    stores = [RecordStore(scale, options.results) for scale in scales]
+    stores = [store for store in stores if any(store.results.glob("*/*.json"))]
+    if not stores:
+        directories = ", ".join(str(Path(options.results) / scale) for scale in scales)
+        create = f"torchcaps reproduce PAPER ITEM --scale {options.scale or 'cpu'}"
+        parser.error(f"--results {options.results} has no records ({directories}): create them by '{create}'")
+    for store in stores:
+        store.skip_unreadable = True  # write the rest of the report if one record is damaged
     command = shlex.join(["torchcaps", *sys.argv[1:]])
-    exit_on_error(lambda: print(f"wrote {write_report(list_papers(), store, out, command)}"))
-    for problem in store.problems.values():
+    exit_on_error(lambda: print(f"wrote {write_report(list_papers(), stores, out, command)}"))
+    for problem in (problem for store in stores for problem in store.problems.values()):
         print(f"torchcaps: {problem}", file=sys.stderr)

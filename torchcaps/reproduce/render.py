@@ -5,6 +5,7 @@ from pathlib import Path
 
 from torchcaps._core.files import write_atomic
 from torchcaps._core.plotting import COLORS, MARKERS, new_figure, save_figure, style_axes
+from torchcaps.reproduce.scales import Scale
 from torchcaps.reproduce.schema import Cell, Item, Paper
 from torchcaps.reproduce.statistics import Estimate, Results
 from torchcaps.reproduce.store import RecordStore
@@ -18,8 +19,10 @@ __all__ = [
     "format_estimate",
     "format_published",
     "has_results",
+    "item_lines",
     "item_path",
     "render_item",
+    "table_lines",
     "write_item",
 ]
 
@@ -81,16 +84,17 @@ def _format_number(number: float, unit: str) -> str:
     return f"{number:.{max(0, SIGNIFICANT_DIGITS - 1 - math.floor(math.log10(abs(number))))}f}"
 
 
-def describe_verdict(verdict: Verdict) -> str:
-    """Return a verdict as text: ``"holds: CapsNet is better (by 0.31 ± 0.12, 2 seeds; ...)"``."""
+def describe_verdict(verdict: Verdict, scale: Scale | None = None) -> str:
+    """Return a verdict as text: ``"holds: CapsNet is better (by 0.31 ± 0.12, 2 seeds; ...)"``, with a given scale."""
     reason = "" if verdict.reason is None else f" ({REASON_TEXT[verdict.reason]})"
-    text = f"{VERDICT_TEXT[verdict.kind]}{reason}: {verdict.claim.text}"
+    text = f"{VERDICT_TEXT[verdict.kind]}{reason}: {'(ours) ' * (verdict.claim.origin == 'ours')}{verdict.claim.text}"
+    at_scale = [] if scale is None else [f"scale {scale}"]
     if verdict.difference is None or verdict.kind is VerdictKind.NOT_JUDGED:
-        return text
+        return f"{text} ({at_scale[0]})" if at_scale and verdict.kind is not VerdictKind.NOT_RUN else text
     interval = f" ± {_two_digits(verdict.half_width)}" if verdict.half_width else ""
     margin = f" with a margin of {verdict.claim.margin:g}" if verdict.claim.margin else ""
     seeds = f", {count_noun(verdict.seeds, 'seed')}" if verdict.seeds else ""
-    details = [f"by {_two_digits(verdict.difference)}{interval}{margin}{seeds}"]
+    details = [*at_scale, f"by {_two_digits(verdict.difference)}{interval}{margin}{seeds}"]
     if verdict.half is not None:
         half = verdict.half
         details.append(f"at half length by {_two_digits(half.difference)}, {count_noun(half.seeds, 'seed')}")
@@ -113,24 +117,35 @@ def count_noun(n: int, noun: str) -> str:
 
 def render_item(paper: Paper, item: Item, store: RecordStore, heading: bool = True) -> str:
     """Return an item as Markdown: table, verdicts on its claims, footnotes and notes."""
-    results = Results(item, store)
+    judged: list[tuple[Scale, Verdict]] = [(store.scale, verdict) for verdict in verdicts(Results(item, store))]
+    return "\n".join(item_lines(paper, item, store, judged, heading))
+
+
+def item_lines(
+    paper: Paper, item: Item, store: RecordStore, judged: list[tuple[Scale, Verdict]], heading: bool = True
+) -> list[str]:
+    """Return an item as lines of Markdown: the table of a store, then verdicts, each with the scale of its numbers."""
     lines = [f"### {paper.name}, {item.title}", ""] if heading else []
     lines += [f"{item.description} Scale: {store.scale}.", ""]
     footnotes: list[str] = []
-    if item.rows:
-        lines += _table_lines(item, results, footnotes)
-    judged = verdicts(results)
+    lines += table_lines(item, store, footnotes)
     if store.scale == "smoke":
         lines += ["The scale smoke checks that everything runs. Its numbers are meaningless: no claim is judged.", ""]
-    elif any(verdict.kind is not VerdictKind.NOT_RUN for verdict in judged):
-        lines += ["Claims, judged by our numbers:", "", *(f"- {describe_verdict(verdict)}" for verdict in judged), ""]
+    elif any(verdict.kind is not VerdictKind.NOT_RUN for _, verdict in judged):
+        texts = [describe_verdict(verdict, scale if scale != store.scale else None) for scale, verdict in judged]
+        lines += ["Claims, judged by our numbers:", "", *(f"- {text}" for text in texts), ""]
     lines += [f"[{index}] {note}  " for index, note in enumerate(footnotes, start=1)] + [""] * bool(footnotes)
-    lines += [f"- {note}" for note in item.notes] + [""] * bool(item.notes)
-    return "\n".join(lines)
+    return lines + [f"- {note}" for note in item.notes] + [""] * bool(item.notes)
 
 
-def _table_lines(item: Item, results: Results, footnotes: list[str]) -> list[str]:
-    """Return the lines of a table; each column is split into published numbers and ours, if there are any."""
+def table_lines(item: Item, store: RecordStore, footnotes: list[str]) -> list[str]:
+    """Return the lines of a table; each column is split into published numbers and ours, if there are any.
+
+    Notes on published numbers that are not in ``footnotes`` are appended to it.
+    """
+    if not item.rows:
+        return []
+    results = Results(item, store)
     header, columns = [""], []
     for name, unit in item.columns.items():
         cells = [row.cells[name] for row in item.rows if name in row.cells]

@@ -170,13 +170,13 @@ class TableRow:
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim of the paper that compares two numbers of a table.
+    """A claim that compares two numbers of a table.
 
     `torchcaps.reproduce.verdicts` judges it. By default this needs half-length companions of all runs behind the two
     numbers, which are planned with them.
 
     Args:
-        text: the claim, as the paper makes it.
+        text: the claim, as its author makes it.
         better, worse: (row label, column name) of the two numbers.
         lower_is_better: ``True`` for errors, ``False`` for accuracies.
         margin: for claims that something is as good: the largest disadvantage that still counts as equal, in the unit
@@ -184,6 +184,8 @@ class Claim:
         convergence: ``"training"`` if the numbers depend on how long networks were trained, so that half-length runs
             have to agree; ``"not applicable"`` otherwise, as for costs and parameter counts.
         convergence_reason: why training length does not matter; required for ``"not applicable"``.
+        origin: ``"paper"``, or ``"ours"`` for a statement that the paper does not make; it is judged by the same rules,
+            marked, and counted separately.
     """
 
     text: str
@@ -193,6 +195,7 @@ class Claim:
     margin: float = 0.0
     convergence: Literal["training", "not applicable"] = "training"
     convergence_reason: str = ""
+    origin: Literal["paper", "ours"] = "paper"
 
     def __post_init__(self) -> None:
         if self.convergence not in ("training", "not applicable"):
@@ -204,6 +207,8 @@ class Claim:
                 "Claim: convergence_reason must be given for convergence='not applicable' and for no other, got "
                 f"{self.convergence!r} with {self.convergence_reason!r}: {self.text}"
             )
+        if self.origin not in ("paper", "ours"):
+            raise ValueError(f"Claim: origin must be 'paper' or 'ours', got {self.origin!r}: {self.text}")
         if self.margin < 0:
             raise ValueError(f"Claim: margin must be 0 or more, got {self.margin}: {self.text}")
 
