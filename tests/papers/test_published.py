@@ -7,7 +7,7 @@ import pytest
 
 from torchcaps.papers import find_paper, list_papers
 from torchcaps.reproduce.schema import Cell, Measurement, ParameterCount, Run
-from torchcaps.reproduce.statistics import count_parameters
+from torchcaps.reproduce.statistics import count_parameters, improvement
 
 PUBLISHED = Path(__file__).with_name("published.txt")
 LINE = re.compile(r"(\w+) (\w+) \| (.+?) \| (.+?) \| ([\d.]+)(M?)(?: ± ([\d.]+))?")
@@ -109,6 +109,19 @@ def test_declarations_are_complete_and_consistent() -> None:
                 for label, column in (claim.better, claim.worse):
                     (row,) = (r for r in item.rows if r.label == label)
                     assert column in row.cells, (item.name, claim.text)
+
+
+def test_printed_numbers_agree_with_the_claims_of_their_paper() -> None:
+    """A claim with its numbers exchanged, or one that the paper does not make, would not."""
+    compared = 0
+    claims = [(paper, item, claim) for paper in list_papers() for item in paper.items for claim in item.claims]
+    for paper, item, claim in claims:
+        better, worse = (item.cell(*location).printed for location in (claim.better, claim.worse))
+        if claim.origin == "paper" and better is not None and worse is not None:
+            compared += 1
+            gain = improvement(better.value, worse.value, claim.lower_is_better)
+            assert gain + claim.margin > 0, (paper.name, item.name, claim.text)
+    assert compared > 0
 
 
 def test_measurement_names_are_unique_and_start_with_a_paper_that_has_them() -> None:

@@ -124,7 +124,7 @@ WHITE_BOX = Item(
     claims=(
         *(
             Claim(
-                f"G-CapsNets fall within 100 iterations ({label}, 64 levels, untargeted)",
+                f"G-CapsNets fall within 100 iterations, below random noise ({label}, 64 levels, untargeted)",
                 (_row(label, "untargeted", 64), "random noise"),
                 (_row(label, "untargeted", 64), "after 100 iterations"),
                 lower_is_better=False,

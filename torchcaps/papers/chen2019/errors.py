@@ -94,16 +94,23 @@ TABLE_2 = Item(
         ),
     ),
     claims=(
-        Claim(
-            "trained couplings have a lower error than dynamic routing",
-            ("FC G-CapsNets", "MNIST"),
-            ("CapsNets**", "MNIST"),
+        *(
+            Claim(text + suffix, (better, column), (worse, column))
+            for column, suffix in (("MNIST", ""), ("CIFAR-10", " on CIFAR-10"))
+            for text, better, worse in (
+                ("trained couplings have a lower error than dynamic routing", "FC G-CapsNets", "CapsNets**"),
+                ("G-CapsNets have a lower error than the CNN", "FC G-CapsNets", "CNN"),
+            )
         ),
-        Claim("G-CapsNets have a lower error than the CNN", ("FC G-CapsNets", "MNIST"), ("CNN", "MNIST")),
         Claim(
             "fully-connected has a lower error than convolutional",
             ("FC G-CapsNets", "MNIST"),
             ("Conv G-CapsNets", "MNIST"),
+        ),
+        Claim(
+            "a multi-layer G-CapsNet has a lower error than the CNN on CIFAR-10",
+            ("Multi-layer G-CapsNets", "CIFAR-10"),
+            ("CNN", "CIFAR-10"),
         ),
     ),
     notes=(

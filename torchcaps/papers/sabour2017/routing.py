@@ -46,6 +46,7 @@ SECTION_7 = Item(
             "seven models have a lower error than one",
             ("CIFAR-10, 7 models", "error"),
             ("CIFAR-10, one model", "error"),
+            origin="ours",
         ),
     ),
     notes=(

@@ -100,6 +100,7 @@ FIG_5 = Item(
             ("CapsNet, vectors", "Adam"),
             (_DYNAMIC, "Adam"),
             lower_is_better=False,
+            origin="ours",  # the paper trains all of them with SGD
         ),
         Claim(
             "capsules are more accurate than a CNN with as many layers and neurons per layer",

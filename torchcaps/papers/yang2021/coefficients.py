@@ -49,9 +49,10 @@ RATES = Item(
     ),
     claims=tuple(
         Claim(
-            f"(ours) an ascent that follows the schedule has a lower error than a constant one ({variant})",
+            f"an ascent that follows the schedule has a lower error than a constant one ({variant})",
             (variant, "following"),
             (variant, "constant"),
+            origin="ours",
         )
         for variant in _CONSTANT
     ),
@@ -146,6 +147,7 @@ SPARSITY = Item(
             (f"L1{suffix}", "sparsity"),
             (f"L2{suffix}", "sparsity"),
             lower_is_better=False,
+            origin="ours" if suffix else "paper",
         )
         for suffix in ("", ", lambda 1")
     ),

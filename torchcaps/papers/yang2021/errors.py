@@ -58,9 +58,10 @@ TABLE_2 = Item(
         Claim("L2 has a lower error than dynamic routing on CIFAR-10", ("L2/FC", "CIFAR-10"), ("Dynamic", "CIFAR-10")),
         Claim("L1 has a lower error than dynamic routing on CIFAR-10", ("L1/FC", "CIFAR-10"), ("Dynamic", "CIFAR-10")),
         Claim(
-            "(ours) L2 has a lower error than dynamic routing if neither has reconstruction",
+            "L2 has a lower error than dynamic routing if neither has reconstruction",
             ("L2/FC", "Fashion-MNIST"),
             ("Dynamic/FC", "Fashion-MNIST"),
+            origin="ours",
         ),
     ),
     notes=(
