@@ -1,10 +1,6 @@
-"""The registry of analyses: declarations, subjects, and an analysis added as one file."""
+"""The registry of analyses: declarations and subjects."""
 
 import dataclasses
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -24,87 +20,10 @@ from torchcaps.analysis import (
 )
 from torchcaps.data import Loader, create_dataset
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-
-NEW_ANALYSIS = '''
-"""Accuracy on darkened images."""
-
-from dataclasses import dataclass
-
-from torchcaps._core.plotting import new_figure, save_figure
-from torchcaps.analysis.common import evaluate_predictions
-from torchcaps.analysis.registry import Analysis, Column, Summary, register_analysis
-
-
-@dataclass(frozen=True)
-class DarknessOptions:
-    """Options.
-
-    Args:
-        factor: factor on the pixels.
-    """
-
-    factor: float = 0.5
-
-
-def run(subject, options):
-    batch = subject.batch()
-    return evaluate_predictions(subject.model, batch.images * options.factor, batch.labels)[0]
-
-
-def summarize(correct, classes):
-    rows = {"all": {"accuracy": float(correct.double().mean())}}
-    return Summary("accuracy", len(correct), "images", {"accuracy": Column("accuracy", "percent")}, rows)
-
-
-def draw(correct, out, title, classes):
-    figure = new_figure(2, 2)
-    figure.suptitle(title)
-    save_figure(figure, out)
-
-
-register_analysis(
-    Analysis("darkness", "accuracy on darkened images", run, summarize, draw, DarknessOptions, n_images=6)
-)
-'''
-
-SCRIPT = """
-import torch, torchcaps
-from torchcaps.analysis import Subject, list_analyses, run_analysis
-from torchcaps.cli import main
-from torchcaps.data import Loader, create_dataset
-from torchcaps.training import RunSpec, train
-
-assert "darkness" in list_analyses(), list_analyses()
-model = torchcaps.create_model("capsnet_small", width=4, types=2, hidden=(8,))
-loader = Loader(create_dataset("digits", "test").subset(torch.arange(4)), 4)
-report = run_analysis("darkness", Subject("small", model, loader), factor=0.1)
-print(torchcaps.__file__, report.summary.n_images, report.options.factor)
-spec = RunSpec.of("capsnet_small", width=4, types=2, dim=4, hidden=(8,), batch_size=8, num_threads=1,
-                  max_train_images=8, max_test_images=8, steps=1)
-train(spec, "run", figures=False)
-main(["analyze", "run", "darkness", "--factor", "0.2", "--out", "figure.png"])
-"""
-
 
 def subject(name: str = "small", n_images: int = 4) -> Subject:
     loader = Loader(create_dataset("digits", "test").subset(torch.arange(n_images)), 3, train=False)
     return Subject(name, narrow("capsnet_small"), loader, batch_size=2)
-
-
-def test_a_file_is_all_that_a_new_analysis_takes(tmp_path: Path) -> None:
-    """By name, from Python and from the command line."""
-    shutil.copytree(ROOT / "torchcaps", tmp_path / "torchcaps", ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "torchcaps/analysis/darkness.py").write_text(NEW_ANALYSIS)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    environment["PYTHONPATH"] = str(tmp_path)
-    result = subprocess.run(
-        [sys.executable, "-c", SCRIPT], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
-    assert result.returncode == 0, result.stderr
-    assert f"{tmp_path / 'torchcaps/__init__.py'} 4 0.1" in result.stdout
-    assert "figure.png" in result.stdout
-    assert (tmp_path / "figure.png").stat().st_size > 0
 
 
 @pytest.mark.parametrize("name", list_analyses())

@@ -164,7 +164,7 @@ def test_interrupt_exits_with_130(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 def test_missing_cli_extra() -> None:
     script = "import sys; sys.modules['jsonargparse'] = None; import torchcaps; import torchcaps.cli"
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
-    assert result.returncode == 1
+    assert result.returncode == ExitCode.USAGE
     assert "jsonargparse" in result.stderr
     assert "pip install 'torchcaps[cli]'" in result.stderr
 
