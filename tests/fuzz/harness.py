@@ -1,0 +1,205 @@
+"""Runs of fuzz targets: case by case, in child processes, with a report and a copy of every failing input."""
+
+import contextlib
+import multiprocessing
+import os
+import shutil
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+__all__ = ["Case", "FuzzReport", "Target", "fuzz"]
+
+CASE_TIMEOUT_S = 300.0
+MAX_MEMORY_BYTES = 6 << 30
+
+
+class Case(NamedTuple):
+    """Outcome of one case.
+
+    Args:
+        index: index of the case; it is a function of the seed and this index.
+        group: name of the reader, loader or routing.
+        outcome: one of the target's `Target.good` outcomes, or the kind of failure.
+        message: description of a failure.
+        evaluations: number of inputs that the case has evaluated.
+    """
+
+    index: int
+    group: str
+    outcome: str
+    message: str = ""
+    evaluations: int = 1
+
+
+class Target(ABC):
+    """A kind of input to fuzz.
+
+    Attributes:
+        good: outcomes that are not failures.
+        name: name on the command line.
+        unit: noun of an evaluation.
+        input: directory, below the working directory, with the input of the last case; saved after a failure.
+    """
+
+    name: str
+    unit: str
+    good: tuple[str, ...]
+    input: str = "input"
+
+    @abstractmethod
+    def prepare(self, work: Path) -> None:
+        """Prepare a process for cases in a working directory."""
+
+    @abstractmethod
+    def run(self, seed: int, index: int, work: Path) -> Case:
+        """Run one case."""
+
+
+@dataclass
+class FuzzReport:
+    """Results of a fuzz run.
+
+    Args:
+        target: the target.
+        counts: number of evaluations by group and outcome.
+        failures: a description of each failure; the first word is the name of its saved input.
+        n_cases: number of cases.
+        seconds: wall-clock time.
+    """
+
+    target: Target
+    counts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    failures: list[str] = field(default_factory=list)
+    n_cases: int = 0
+    seconds: float = 0.0
+
+    @property
+    def n_evaluations(self) -> int:
+        """Number of evaluations."""
+        return sum(self.counts.values())
+
+    def by_outcome(self) -> dict[str, int]:
+        """Return the number of evaluations by outcome, failures last."""
+        outcomes = sorted({outcome for _, outcome in self.counts}, key=lambda o: (o not in self.target.good, o))
+        return {outcome: sum(n for (_, kind), n in self.counts.items() if kind == outcome) for outcome in outcomes}
+
+    def by_group(self) -> dict[str, dict[str, int]]:
+        """Return the number of evaluations by group and outcome."""
+        groups = sorted({group for group, _ in self.counts})
+        return {
+            group: {o: self.counts[group, o] for o in self.by_outcome() if self.counts[group, o]} for group in groups
+        }
+
+    def __str__(self) -> str:
+        totals = self.by_outcome()
+        lines = [f"{self.target.name:28}" + "".join(f"{outcome:>14}" for outcome in totals)]
+        for group, counts in self.by_group().items():
+            lines.append(f"{group:28}" + "".join(f"{counts.get(outcome, 0):14,}" for outcome in totals))
+        lines.append(f"{'all':28}" + "".join(f"{total:14,}" for total in totals.values()))
+        lines.append(
+            f"{self.n_evaluations:,} {self.target.unit} in {self.n_cases:,} cases, {len(self.failures)} failures"
+        )
+        return "\n".join([*lines, *self.failures])
+
+
+def fuzz(
+    target: Target,
+    seed: int,
+    budget: int,
+    out: Path | None = None,
+    max_seconds: float = float("inf"),
+    isolated: bool = True,
+    start: int = 0,
+) -> FuzzReport:
+    """Run the cases of a target.
+
+    Args:
+        target: the target.
+        seed: seed of the cases; case ``i`` of a seed is always the same.
+        budget: number of cases.
+        out: directory to which the inputs of failures are saved.
+        max_seconds: time after which no case is started.
+        isolated: run cases in child processes, so that a crash or a hang of one is a failure among others.
+        start: index of the first case.
+    """
+    report, began, index = FuzzReport(target), time.monotonic(), start
+    end = began + max_seconds
+    with tempfile.TemporaryDirectory(prefix="torchcaps-fuzz-", ignore_cleanup_errors=True) as directory:
+        work = Path(directory).resolve()
+        while index < start + budget and time.monotonic() < end:
+            run = _run_isolated if isolated else _run_here
+            for case in run(target, seed, index, start + budget, work, end):
+                index = case.index + 1
+                report.n_cases += 1
+                report.counts[case.group, case.outcome] += case.evaluations
+                if case.outcome not in target.good:
+                    name = f"{target.name}-{seed}-{case.index}"
+                    report.failures.append(f"{name} {case.group} {case.outcome}: {case.message}")
+                    if out is not None and (work / target.input).exists():
+                        shutil.copytree(work / target.input, out / name, symlinks=True, dirs_exist_ok=True)
+                        report.failures[-1] += f" (saved to {out / name})"
+    report.seconds = time.monotonic() - began
+    return report
+
+
+def _run_here(target: Target, seed: int, start: int, stop: int, work: Path, end: float) -> Iterator[Case]:
+    """Run cases one after the other in this process."""
+    target.prepare(work)
+    for index in range(start, stop):
+        if time.monotonic() > end:
+            return
+        yield target.run(seed, index, work)
+
+
+def _run_isolated(target: Target, seed: int, start: int, stop: int, work: Path, end: float) -> Iterator[Case]:
+    """Run cases in a child process; if it dies or hangs, yield that as the outcome of its case and return."""
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    child = context.Process(target=_serve, args=(sender, target, seed, start, stop, work, end - time.monotonic()))
+    child.start()
+    sender.close()
+    index = start
+    try:
+        while True:
+            if not receiver.poll(CASE_TIMEOUT_S):
+                yield Case(index, "unknown", "hang", f"more than {CASE_TIMEOUT_S:.0f} s")
+                return
+            try:
+                case = receiver.recv()
+            except EOFError:
+                child.join()
+                if child.exitcode:
+                    yield Case(index, "unknown", "crash", f"exit code {child.exitcode}")
+                return
+            index = case.index + 1
+            yield case
+            if case.outcome not in target.good:
+                return  # the input is copied meanwhile; the child waits and is killed
+    finally:
+        child.kill()
+        child.join()
+        receiver.close()
+
+
+def _serve(sender: Any, target: Target, seed: int, start: int, stop: int, work: Path, seconds: float) -> None:
+    """Run cases and send their outcomes; wait after a failure."""
+    torch.set_num_threads(1)
+    with contextlib.suppress(ImportError, ValueError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for case in _run_here(target, seed, start, stop, work, time.monotonic() + seconds):
+        sender.send(case)
+        if case.outcome not in target.good:
+            time.sleep(CASE_TIMEOUT_S)
+    sender.close()
+    os._exit(0)
