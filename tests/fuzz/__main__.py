@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.fuzz.harness import FuzzReport, Target, fuzz
+from tests.fuzz.layers import Layers
 from tests.fuzz.readers import Readers
 from torchcaps._core.machine import describe_machine
 
-TARGETS: dict[str, type[Target]] = {target.name: target for target in (Readers,)}
+TARGETS: dict[str, type[Target]] = {target.name: target for target in (Readers, Layers)}
 
 
 def main() -> None:

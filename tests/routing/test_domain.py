@@ -6,11 +6,16 @@ import torch
 from tests.tolerances import assert_all_equal, assert_finite
 from torchcaps import route
 from torchcaps._core.validation import DomainError, check_magnitude
+from torchcaps.capsules import Capsules
 from torchcaps.functional import exp_squash
 from torchcaps.nn import ConvCapsules, DenseCapsules
-from torchcaps.routing import EM, InvertedAttention, Routing, Trainable
+from torchcaps.routing import EM, Dynamic, InvertedAttention, Routing, Trainable, Uniform
 
 LIMITED = {
+    "uniform": Uniform(),
+    "dynamic": Dynamic(3),
+    "dynamic five iterations": Dynamic(5),
+    "dynamic without gradient of couplings": Dynamic(5, gradient="last"),
     "em": EM(2),
     "em five iterations": EM(5),
     "em without floor": EM(3, variance_floor=0.0),
@@ -21,18 +26,20 @@ LIMITED = {
 over_paths = pytest.mark.parametrize("streamed", [False, True], ids=["stored", "streamed"])
 
 
-def assert_finite_results(layer: DenseCapsules, pose: torch.Tensor) -> None:
+def assert_finite_results(layer: DenseCapsules, pose: torch.Tensor, activation: torch.Tensor | None = None) -> None:
     """Fail if the parents, or the gradients of children and weights, are not finite."""
-    pose = pose.clone().requires_grad_()
-    parents = layer(pose)
+    children = Capsules(pose.clone().requires_grad_(), None if activation is None else activation.requires_grad_())
+    parents = layer(children)
     outputs = {"pose": parents.pose, "activation": parents.activation}
     outputs = {name: tensor for name, tensor in outputs.items() if tensor is not None}
     # Different directions for all values: with equal ones, gradients through a softmax cancel.
     directions = [torch.arange(tensor.numel()).view(tensor.shape).cos() for tensor in outputs.values()]
     torch.autograd.backward(list(outputs.values()), directions)
     gradients = {name: parameter.grad for name, parameter in layer.named_parameters() if parameter.grad is not None}
-    for name, tensor in {**outputs, "gradient of the children": pose.grad, **gradients}.items():
-        assert_finite(tensor, name)
+    gradients |= {f"gradient of {name}": x.grad for name, x in children._asdict().items() if x is not None}
+    for name, tensor in {**outputs, **gradients}.items():
+        if tensor is not None:
+            assert_finite(tensor, name)
 
 
 def make_layer(routing: Routing, streamed: bool, equal_parents: bool, children: int = 6) -> DenseCapsules:
@@ -60,12 +67,55 @@ def test_results_are_finite_up_to_the_limit_and_rejected_above(
     pose[0, 0, 0] = 1.0  # 4 columns: votes may reach 4
     assert_finite_results(layer, pose * (0.99 * limit / 4))
     for scale in (1.01 * limit / 4, 1e15, 1e30):
-        with pytest.raises(DomainError, match=r"capsules\.pose or weight .* float32"):
+        with pytest.raises(DomainError, match=r"capsules or weight .* float32"):
             layer(pose * scale)
     with torch.no_grad():
         layer.weight.mul_(1e30)
     with pytest.raises(DomainError):
         layer(pose)
+
+
+@over_paths
+@pytest.mark.parametrize("iterations", [2, 3, 5])
+def test_dynamic_is_finite_for_tied_parents_whose_votes_cancel(iterations: int, streamed: bool) -> None:
+    """Sums near 0 are not divided by their length, and couplings of equal logits are not saturated."""
+    layer = make_layer(Dynamic(iterations), streamed, equal_parents=True)
+    with torch.no_grad():
+        layer.weight.copy_(layer.weight.sign())
+    limit = layer.routing.max_vote(torch.float32)
+    assert limit is not None
+    pose = torch.ones(4, 6, 4)
+    pose[:, ::2] = -1
+    pose[0, 0] += 1e-6
+    assert_finite_results(layer, pose * (0.99 * limit / 4))
+    for scale in (1e17, 1e19):  # lengths of sums above 1e19 are infinite in float32, and their squash is 0
+        with pytest.raises(DomainError):
+            layer(pose * scale)
+
+
+@over_paths
+@pytest.mark.parametrize("equal_parents", [False, True], ids=["different", "equal"])
+@pytest.mark.parametrize("size", [1e-40, 1e-25, 1e-20, 1e-16, 2e-12])
+def test_em_is_finite_for_tiny_activations_and_large_votes(size: float, equal_parents: bool, streamed: bool) -> None:
+    """Means are divided by the sum of activations, but at least by 1e-10."""
+    for routing in (EM(2), EM(5), EM(3, variance_floor=0.0), InvertedAttention(2, activations=True)):
+        layer = make_layer(routing, streamed, equal_parents)
+        limit = routing.max_vote(torch.float32)
+        assert limit is not None
+        pose = torch.rand(20, 6, 4) * 2 - 1
+        for scale in (1.0, 1e3, 0.2 * limit):
+            assert_finite_results(layer, pose * min(scale, 0.2 * limit), torch.full((20, 6), size))
+
+
+def test_limit_counts_small_factors_as_one() -> None:
+    """Tiny weights do not permit huge children: the gradient of the weights contains the children."""
+    layer = make_layer(Dynamic(3), False, False)
+    with torch.no_grad():
+        layer.weight.mul_(1e-20)
+    with pytest.raises(DomainError):
+        layer(torch.full((1, 6, 4), 1e20))
+    with pytest.raises(DomainError):
+        layer(Capsules(torch.ones(1, 6, 4), torch.full((1, 6), 1e15)))
 
 
 def test_route_rejects_votes_above_the_limit() -> None:
@@ -76,6 +126,7 @@ def test_route_rejects_votes_above_the_limit() -> None:
         route(votes.double() * 1e15, EM(2))  # a wider dtype
     assert EM(2).max_vote(torch.float16) is None
     assert InvertedAttention(1, normalize=False).max_vote(torch.float32) == 1e10
+    assert Dynamic(9).max_vote(torch.float32) == 1e3
 
 
 @over_paths

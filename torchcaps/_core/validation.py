@@ -141,9 +141,10 @@ class DomainError(ValueError):
 
 
 def check_magnitude(limit: float | None, kind: str, name: str, *factors: Tensor, scale: float = 1.0) -> None:
-    """Raise a `DomainError` if the product of the largest magnitudes of tensors exceeds a limit.
+    """Raise a `DomainError` if the product of the largest magnitudes of tensors, each at least 1, exceeds a limit.
 
-    Costs one pass over each tensor. Skipped inside a compiled or exported graph and inside ``vmap``.
+    A factor below 1 does not permit larger other factors, because gradients with respect to it contain them. Costs one
+    pass over each tensor. Skipped inside a compiled or exported graph and inside ``vmap``.
 
     Args:
         limit: largest accepted product; ``None`` accepts everything.
@@ -159,7 +160,7 @@ def check_magnitude(limit: float | None, kind: str, name: str, *factors: Tensor,
     product = scale
     for factor in factors:
         least, largest = torch.aminmax(factor.detach())
-        product *= max(-float(least), float(largest))
+        product *= max(1.0, -float(least), float(largest))
     if product > limit:
         dtype = str(factors[0].dtype).removeprefix("torch.")
         raise DomainError(

@@ -151,8 +151,9 @@ class CapsuleLayer(nn.Module, ABC):
             couplings: whether the couplings are needed, as in a trace; otherwise routing may not compute them.
         """
         limit = self.routing.max_vote(self.weight.dtype)
-        kind = f"votes of {type(self.routing).__name__}"
-        check_magnitude(limit, kind, "capsules.pose or weight", children.pose, self.weight, scale=self.geometry.columns)
+        kind, columns = f"votes of {type(self.routing).__name__}", self.geometry.columns
+        factors = [self.weight, *(tensor for tensor in children if tensor is not None)]
+        check_magnitude(limit, kind, "capsules or weight", *factors, scale=columns)
         if self.votes_factory is not None:
             return self.votes_factory(self, children, couplings)
         return self.default_votes(children, couplings)

@@ -17,7 +17,12 @@ from torchcaps._core.validation import check_field_names, check_fields
 from torchcaps.capsules import Capsules, register_pytree
 from torchcaps.votes import Votes, Wiring
 
-__all__ = ["ROUTINGS", "Coefficient", "Geometry", "Routing", "State", "Trace", "run_routing"]
+__all__ = ["ROUTINGS", "Coefficient", "Geometry", "Routing", "State", "Trace", "run_routing", "vote_limit"]
+
+# Largest votes, whose third powers are finite, and largest gradients, with room for sums, by dtype.
+MAX_VOTE = {torch.float32: 1e10, torch.bfloat16: 1e10, torch.float64: 1e90}
+MAX_GRADIENT = {torch.float32: 1e35, torch.bfloat16: 1e35, torch.float64: 1e300}
+MIN_VOTE_LIMIT = 1e3  # votes that any routing accepts
 
 
 class State(NamedTuple):
@@ -193,9 +198,10 @@ class Routing:
     def max_vote(self, dtype: torch.dtype) -> float | None:
         """Return the largest magnitude of a vote for which results and gradients are finite; ``None``: no limit.
 
-        Layers and `route` raise a `ValueError` for larger votes, estimated from the largest child and weight.
+        Layers and `route` raise a `torchcaps._core.validation.DomainError`, a ValueError, for larger votes, estimated
+        from the largest child and the largest weight. The default is `vote_limit`.
         """
-        return None
+        return vote_limit(dtype, self.iterations)
 
     # The algorithm -----------------------------------------------------------------------------------------
 
@@ -214,6 +220,29 @@ class Routing:
             t: index of the iteration, starting at 0.
         """
         raise TypeError(f"{type(self).__name__} must define step()")
+
+
+def vote_limit(dtype: torch.dtype, iterations: int, gain: float = 1.0) -> float | None:
+    """Return the largest vote for which squares of sums, and gradients through all iterations, can't overflow.
+
+    A gradient through an iteration is multiplied by two votes, at worst: if parents are tied, so that the softmax is
+    not saturated, and votes cancel, so that squash and LayerNorm do not divide by them. The limit is 1e10 in float32
+    and bfloat16 for up to 2 iterations, 1e7 for 3, 1e5 for 4, 8e3 for 5, and at least 1e3 for more, where such a tie
+    could still overflow; in float64, 1e90 and the corresponding powers. float16 has no range for a limit that ordinary
+    votes would not exceed, so it has none.
+
+    Args:
+        dtype: dtype of the votes.
+        iterations: number of iterations that the gradient flows through.
+        gain: largest derivative of the parents of one iteration by the sum of votes.
+
+    >>> [f"{vote_limit(torch.float32, n):.0e}" for n in (1, 2, 3, 4, 5, 6)]
+    ['1e+10', '1e+10', '1e+07', '1e+05', '8e+03', '2e+03']
+    """
+    if dtype not in MAX_VOTE:
+        return None
+    by_gradient = (MAX_GRADIENT[dtype] / gain**iterations) ** (1 / (2 * iterations - 1))
+    return max(MIN_VOTE_LIMIT, min(MAX_VOTE[dtype], by_gradient))
 
 
 def run_routing(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchcaps.capsules import Capsules
 from torchcaps.functional import squash
-from torchcaps.routing.base import Coefficient, Geometry, Routing, State
+from torchcaps.routing.base import Coefficient, Geometry, Routing, State, vote_limit
 from torchcaps.votes import Votes
 
 __all__ = ["Dynamic"]
@@ -40,6 +40,9 @@ class Dynamic(Routing):
             parent types at one position, as most code does. ``"global"``: all parents that read the child, at any
             position. Both are equal in a dense layer.
 
+    Domain: votes up to 1e10 in float32 with up to 2 iterations, 1e7 with 3 and 8e3 with 5; larger ones raise a
+    ValueError, because gradients of tied parents would overflow (`torchcaps.routing.base.vote_limit`).
+
     Deviation: eq. 3 requires that the couplings of a child sum to 1 over all parents. With ``competition="local"``, the
     default, they sum to 1 at each position whose window contains the child, so to nine for a child that nine windows
     read; ``competition="global"`` follows eq. 3. The paper has no convolutional layer with a prior; here one prior is
@@ -64,6 +67,10 @@ class Dynamic(Routing):
         if self.bias:
             coefficients["bias"] = Coefficient(("J", "D"), 0.1)
         return coefficients
+
+    def max_vote(self, dtype: torch.dtype) -> float | None:
+        """Return the limit of votes for the number of iterations that the gradient flows through."""
+        return vote_limit(dtype, self.iterations if self.gradient == "full" else 1)
 
     def step(self, coefficients: Mapping[str, Tensor], votes: Votes, children: Capsules, state: State, t: int) -> State:
         """Update the logits by the agreement with the previous parents, then compute the parents."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from torchcaps._core.validation import check_range
 from torchcaps.capsules import Capsules
 from torchcaps.routing.base import Coefficient, Geometry, Routing, State
-from torchcaps.routing.gaussian import COSTS, MAX_VOTE, child_activations, fit_gaussian, inverse_temperature
+from torchcaps.routing.gaussian import COSTS, child_activations, fit_gaussian, inverse_temperature
 from torchcaps.votes import Votes, Wiring
 
 __all__ = ["EM"]
@@ -37,8 +37,9 @@ class EM(Routing):
     Computed in log space: ``log a_j`` is a log-sigmoid, and densities are never exponentiated. The gradient flows
     through all iterations (the authors, on OpenReview). Children without activations have activation 1.
 
-    Domain: votes up to 1e10 in float32 and 1e90 in float64; larger ones raise a ValueError, because the gradients
-    contain their third power.
+    Domain: votes up to 1e10 in float32 and 1e90 in float64 with up to 2 iterations, less with more
+    (`torchcaps.routing.base.vote_limit`); larger ones raise a ValueError, because gradients would overflow. Activations
+    below 1e-12 count as 0.
 
     Args:
         iterations: number of M-steps; Tsai 2020 found 2 to be best.
@@ -69,10 +70,6 @@ class EM(Routing):
         if not 0 <= self.annealing < 1:
             raise ValueError(f"EM: annealing must be at least 0 and below 1, got {self.annealing}")
         check_range(self, "variance_floor", 0, 1e9)
-
-    def max_vote(self, dtype: torch.dtype) -> float | None:
-        """Return the largest vote whose gradients, which contain its third power, are finite."""
-        return MAX_VOTE.get(dtype)
 
     def check(self, geometry: Geometry) -> None:
         """Raise a ValueError if coordinates are enabled without matrix poses or without a grid."""

@@ -4,19 +4,17 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from torchcaps.capsules import Capsules
 from torchcaps.routing.base import Coefficient
 from torchcaps.votes import Votes
 
-__all__ = ["COSTS", "MAX_VOTE", "Gaussian", "child_activations", "fit_gaussian", "inverse_temperature"]
+__all__ = ["COSTS", "Gaussian", "child_activations", "fit_gaussian", "inverse_temperature"]
 
 MIN_MASS = 1e-10  # lower bound of the divisor, for a parent that no child is assigned to
-
-# Largest votes, by dtype: gradients contain their third power, activations and sums over children. float16 has no range
-# for a limit that ordinary votes would not exceed.
-MAX_VOTE = {torch.float32: 1e10, torch.bfloat16: 1e10, torch.float64: 1e90}
+MIN_ACTIVATION = 1e-12  # smaller ones count as 0: each iteration multiplies gradients by MIN_MASS / activation
 
 # The two learned costs of Hinton 2018, one of each per parent type.
 COSTS = {"beta_u": Coefficient(("J",), 0.0), "beta_a": Coefficient(("J",), 0.0)}
@@ -72,10 +70,14 @@ def fit_gaussian(
 def child_activations(votes: Votes, children: Capsules) -> Tensor:
     """Return the activation of each slot's child: 1 if the children have no activations, 0 for padding.
 
+    Activations below `MIN_ACTIVATION` count as 0, without gradient.
+
     Shapes:
         ``-> [B, *L, I]``
     """
     activation = children.activation
     if activation is None:
         activation = children.pose.new_ones(()).expand(children.pose.shape[:-1])
+    else:
+        activation = F.threshold(activation, MIN_ACTIVATION, 0.0)
     return votes.wiring.gather(activation)

@@ -9,11 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from torchcaps.capsules import Capsules
-from torchcaps.routing.base import Coefficient, Geometry, Routing, State
-from torchcaps.routing.gaussian import COSTS, MAX_VOTE, child_activations, fit_gaussian, inverse_temperature
+from torchcaps.routing.base import Coefficient, Geometry, Routing, State, vote_limit
+from torchcaps.routing.gaussian import COSTS, child_activations, fit_gaussian, inverse_temperature
 from torchcaps.votes import Votes
 
 __all__ = ["InvertedAttention"]
+
+LAYER_NORM_GAIN = 1e-5**-0.5  # largest derivative of a LayerNorm with gain 1: that of a constant vector
 
 
 @dataclass(frozen=True)
@@ -37,8 +39,8 @@ class InvertedAttention(Routing):
         initial: parents before the first iteration: ``"zero"``, ``"random"`` (drawn once, when the layer is built) or
             ``"learned"``. Zero makes the first couplings uniform.
 
-    Domain: votes up to 1e10 in float32 and 1e90 in float64; larger ones raise a ValueError. Without LayerNorm each
-    iteration multiplies gradients by squared votes, so the limit is 4e6 for 3 and 4600 for 5 iterations in float32.
+    Domain: votes up to 1e9 in float32 with 2 iterations, 3e5 with 3 and 4e3 with 4; larger ones raise a ValueError,
+    because gradients would overflow (`torchcaps.routing.base.vote_limit`): a LayerNorm multiplies them by up to 316.
 
     Deviation: the paper does not specify ablation C. Here ``r_ij a_i`` weights the votes, and
     ``a_j = sigmoid(lambda_t (beta_a - Σ_h (beta_u + log sigma_jh) Σ_i r_ij a_i))`` as in `EM`, with the same schedule
@@ -68,11 +70,9 @@ class InvertedAttention(Routing):
         return coefficients
 
     def max_vote(self, dtype: torch.dtype) -> float | None:
-        """Return the largest vote whose results and gradients are finite; see the class."""
-        limit = MAX_VOTE.get(dtype)
-        if limit is None or self.normalize:
-            return limit
-        return min(limit, (limit**3.3) ** (1 / (2 * self.iterations - 1)))
+        """Return the limit of votes; given initial parents take part in one more agreement."""
+        iterations = self.iterations + (self.initial != "zero")
+        return vote_limit(dtype, iterations, LAYER_NORM_GAIN if self.normalize else 1.0)
 
     def init_weight(self, weight: Tensor, geometry: Geometry) -> None:
         """Initialise from ``N(0, J / (X I))`` as in the authors' code: X rows of a matrix, I slots of the window."""

@@ -74,7 +74,8 @@ def route(
     check_finite(votes, "votes")
     check_finite(activation, "activation")
     check_non_negative(activation, "activation")
-    check_magnitude(routing.max_vote(votes.dtype), f"votes of {type(routing).__name__}", "votes", votes)
+    factors = [votes] if activation is None else [votes, activation]
+    check_magnitude(routing.max_vote(votes.dtype), f"votes of {type(routing).__name__}", "votes", *factors)
     tensors = dict(coefficients or {})
     declared = routing.coefficients(geometry)
     for name, value in tensors.items():

@@ -1,0 +1,64 @@
+"""A fixed slice of the layers with adversarial values; ``make fuzz`` runs more of them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.fuzz.harness import fuzz
+from tests.fuzz.layers import BATCH, PATHS, LayerInput, Layers, draw_input, evaluate_paths
+from tests.sampling import all_cases
+from torchcaps.routing import EM, Dynamic
+from torchcaps.routing.base import ROUTINGS
+
+N_LAYERS = 1000 if all_cases() else 120
+REGRESSIONS = sorted((Path(__file__).parent / "regressions").glob("*.pt"))
+
+
+def test_results_of_adversarial_values_are_finite_or_rejected() -> None:
+    report = fuzz(Layers(), seed=0, budget=N_LAYERS, isolated=False)
+    assert report.failures == []
+    assert report.n_evaluations <= N_LAYERS * BATCH * len(PATHS)
+    assert {"finite", "outside"} <= set(report.by_outcome()) <= set(Layers.good)
+    assert set(report.by_group()) == set(ROUTINGS.list())
+
+
+@pytest.mark.parametrize("path", REGRESSIONS, ids=lambda path: path.stem)
+def test_inputs_that_failed_before(path: Path) -> None:
+    drawn = LayerInput.load(path)
+    outcome, message = evaluate_paths(drawn)
+    if outcome == "rejected-inside":  # the domain was larger then
+        outcome = "outside"
+    assert outcome in Layers.good, message
+
+
+def test_failures_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fuzz run finds a routing without a limit, and a path that does not raise."""
+    monkeypatch.setattr(ROUTINGS, "list", lambda: ["em"])
+    monkeypatch.setattr(EM, "max_vote", lambda self, dtype: 1e18)
+    report = fuzz(Layers(), seed=1, budget=12, isolated=False)
+    assert "non-finite" in report.by_outcome()
+    monkeypatch.setattr(EM, "max_vote", lambda self, dtype: 1e10)
+    monkeypatch.setattr("torchcaps.nn.layers.check_magnitude", lambda *_, **__: None)
+    report = fuzz(Layers(), seed=1, budget=12, isolated=False)
+    assert {"accepted-outside"} & set(report.by_outcome())
+
+
+def test_inputs_are_reproducible_and_can_be_saved(tmp_path: Path) -> None:
+    first, again = (draw_input(np.random.default_rng([0, 3])) for _ in range(2))
+    assert isinstance(first, LayerInput)
+    assert str(first) == str(again)
+    first.save(tmp_path / "input.pt")
+    loaded = LayerInput.load(tmp_path / "input.pt")
+    assert (loaded.routing, loaded.kind, loaded.dtype, loaded.inside) == (
+        first.routing,
+        first.kind,
+        first.dtype,
+        first.inside,
+    )
+    assert loaded.tensors.keys() == first.tensors.keys()
+    assert all(torch.equal(loaded.tensors[name], tensor) for name, tensor in first.tensors.items())
+    assert isinstance(first.routing, type(loaded.routing))
+    assert evaluate_paths(LayerInput(Dynamic(), "dense", {"children": 1, "child_dim": 1, "parents": 1, "parent_dim": 1},
+                                     torch.float32, {"pose": torch.zeros(1, 1, 1)})) == ("finite", "")  # fmt: skip
