@@ -40,6 +40,12 @@ UNSUPPORTED = {
     ("em[coordinates=True]", "conv_s1", "vector"),
     ("em[coordinates=True]", "conv_s2", "vector"),
     ("em[coordinates=True]", "conv_whole", "vector"),
+    *(
+        ("variational_bayes[coordinates=True]", geometry, pose)
+        for geometry in GEOMETRIES
+        for pose in POSES
+        if geometry == "dense" or pose == "vector"
+    ),
     ("attention[residual=True]", "conv_s2", "vector"),
     ("attention[residual=True]", "conv_s2", "matrix"),
     ("attention[residual=True]", "conv_whole", "vector"),

@@ -43,7 +43,7 @@ def test_convolution_over_the_whole_grid_equals_dense_layer(case: Case) -> None:
     votes = dense.votes(Capsules(read)).dense()
     if coordinates(case):  # a dense layer has no positions: add them to its votes
         votes = votes + layer.routing.vote_offset(g, layer._wiring(children), votes)[0, 0]
-    expected = route(votes, routing, activation, coefficients=dense.coefficients.named())
+    expected = route(votes, routing, activation, children=read, coefficients=dense.coefficients.named())
     if not coordinates(case):
         torch.testing.assert_close(dense(Capsules(read, activation)).pose, expected.pose, rtol=0, atol=0)
     parents = layer(children)

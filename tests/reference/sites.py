@@ -10,7 +10,8 @@ class Site:
 
     ``votes[i][j][d]``; ``child[i]`` identifies the child in slot i (None: padding), ``activation[i]`` is its activation
     and ``coordinates[i]`` its position; ``position`` is that of the parents; ``children`` are the poses at the same
-    position of the children's grid, for residuals.
+    position of the children's grid, for residuals; ``slots[i]`` is the pose that slot i reads, ``grid``
+    the size of the children's grid.
     """
 
     votes: list
@@ -19,6 +20,8 @@ class Site:
     coordinates: list
     position: tuple = ()
     children: Any = None
+    slots: Any = None
+    grid: Any = None
 
 
 @dataclass
@@ -62,7 +65,7 @@ def dense_sites(pose, activation, weight, bias, rows):
             for j in range(n_parents):
                 votes[i][j] = [v + b for v, b in zip(votes[i][j], bias[i][j], strict=True)]
     active = [1.0] * len(pose) if activation is None else list(activation)
-    return [Site(votes, list(range(len(pose))), active, [None] * len(pose), (), pose)]
+    return [Site(votes, list(range(len(pose))), active, [None] * len(pose), (), pose, pose)]
 
 
 def conv_sites(pose, activation, weight, bias, rows, kernel, stride, padding, by_type):
@@ -83,7 +86,7 @@ def conv_sites(pose, activation, weight, bias, rows, kernel, stride, padding, by
             make_site = _type_site if by_type else _capsule_site
             site = make_site(pose, activation, weight, bias, rows, read, types, size)
             site.coordinates = [((h + 0.5) / height, (w + 0.5) / width) for _, _, _, (h, w) in read]
-            site.position = (row, column)
+            site.position, site.grid = (row, column), (height, width)
             site.children = pose[row][column] if row < height and column < width else None
             sites.append(site)
     return sites
@@ -111,7 +114,8 @@ def _capsule_site(pose, activation, weight, bias, rows, read, types, size):
             active.append(0.0)
         else:
             active.append(1.0 if activation is None else activation[child_id[0]][child_id[1]][child_id[2]])
-    return Site(votes, children, active, [])
+    slots = [_pose_of(pose, child_id, size) for _, _, child_id, _ in read]
+    return Site(votes, children, active, [], slots=slots)
 
 
 def _type_site(pose, activation, weight, bias, rows, read, types, size):

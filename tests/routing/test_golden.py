@@ -3,7 +3,7 @@
 import torch
 
 from tests.routing.golden import assert_golden, wave
-from torchcaps.routing import SelfAttention, route
+from torchcaps.routing import HeinsenEM, KMeans, SelfAttention, SelfRouting, VariationalBayes, route
 
 
 def test_self_attention() -> None:
@@ -19,3 +19,71 @@ def test_self_attention() -> None:
         [0.13892074, 0.06643704, -0.03772658, -0.1236541],
     ]
     assert_golden(parents.pose[0], pose)
+
+
+def test_self_routing() -> None:
+    children, activation = wave((3, 2), 0.3), torch.tensor([[0.9, 0.2, 0.6]], dtype=torch.float64)
+    votes = torch.einsum("ijdk,ik->ijd", wave((3, 2, 2, 2), 0.7), children)[None]
+    coefficients = {"classifier": wave((3, 2, 2), 1.1), "offset": wave((3, 2), 0.4, 0.3)}
+    parents, trace = route(
+        votes, SelfRouting(), activation, children=children[None], coefficients=coefficients, trace=True
+    )
+    couplings = [[0.69096615, 0.30903385], [0.44330068, 0.55669932], [0.49302595, 0.50697405]]
+    assert_golden(trace.couplings[0][0], couplings)
+    assert_golden(parents.activation, [[0.59196779, 0.40803221]])
+    assert_golden(parents.pose[0], [[0.65650517, 0.29913754], [-0.39030349, -0.34423668]])
+
+
+def test_variational_bayes() -> None:
+    votes, activation = wave((1, 4, 2, 4), 0.25), torch.tensor([[0.9, 0.3, 0.7, 0.5]], dtype=torch.float64)
+    parents, trace = route(votes, VariationalBayes(activation="logit"), activation, trace=True)
+    couplings = [
+        [0.45261304, 0.54738696],
+        [0.46390119, 0.53609881],
+        [0.60058076, 0.39941924],
+        [0.64250342, 0.35749658],
+    ]
+    assert_golden(trace.couplings[-1][0], couplings)
+    pose = [
+        [-0.28349178, -0.03852912, 0.22437646, 0.38169664],
+        [0.27740707, 0.04719458, -0.2050895, -0.36105918],
+    ]
+    assert_golden(parents.pose[0], pose)
+    assert_golden(parents.activation, [[-1.78327779, -1.6224002]])
+
+
+def test_heinsen_em() -> None:
+    scores, poses = wave((3,), 0.2, 2), wave((3, 2, 2), 0.35)
+    votes = torch.einsum("icx,ijxd->ijcd", poses, wave((3, 2, 2, 2), 0.8)) + wave((3, 2, 2, 2), 1.3, 0.1)
+    coefficients = {"beta_use": wave((3, 2), 0.15), "beta_ign": wave((3, 2), 0.55)}
+    parents, trace = route(
+        votes.flatten(-2)[None],
+        HeinsenEM(activation="logit"),
+        scores.sigmoid()[None],
+        coefficients=coefficients,
+        trace=True,
+    )
+    assert_golden(parents.activation, [[-0.45058055, 0.19063185]])
+    pose = [
+        [0.73693577, 0.49506852, 0.81601671, 1.05956406],
+        [0.20934315, 0.17743903, 0.33438323, 0.44800506],
+    ]
+    assert_golden(parents.pose[0], pose)
+    variance = [
+        [0.14710834, 0.04542242, 0.29393275, 0.19874487],
+        [0.23191141, 0.23050512, 0.05476275, 0.97906146],
+    ]
+    assert_golden(trace.states[-1].memory[0][0], variance)
+    couplings = [[0.97062423, 0.02937577], [0.04125756, 0.95874244], [0.49487589, 0.50512411]]
+    assert_golden(trace.couplings[-1][0], couplings)
+
+
+def test_k_means() -> None:
+    votes = wave((2, 3, 2), 0.45).transpose(0, 1)[None]
+    parents, trace = route(votes, KMeans(), trace=True)
+    couplings = [[0.89964571, 0.69594007, 0.12879136], [0.10035429, 0.30405993, 0.87120864]]
+    assert_golden(trace.couplings[-1][0].T, couplings)
+    assert_golden(trace.states[-1].memory[0][0], [[1.04623483, 1.11659494], [0.63112053, 0.88988879]])
+    assert_golden(parents.pose[0], [[0.47911396, 0.51133475], [0.31436795, 0.44326322]])
+    _, trace = route(votes, KMeans(similarity="cosine"), trace=True)
+    assert_golden(trace.states[-1].memory[0][0], [[0.94606178, 1.0304583], [0.5691909, 0.89411486]])

@@ -14,12 +14,16 @@ from torchcaps.routing.base import (
 )
 from torchcaps.routing.dynamic import Dynamic
 from torchcaps.routing.em import EM
+from torchcaps.routing.heinsen_em import HeinsenEM
 from torchcaps.routing.inverted_attention import InvertedAttention
+from torchcaps.routing.kmeans import KMeans
 from torchcaps.routing.quadratic import Quadratic, RoutingDivergence
 from torchcaps.routing.route import route
 from torchcaps.routing.self_attention import SelfAttention
+from torchcaps.routing.self_routing import SelfRouting
 from torchcaps.routing.trainable import Trainable
 from torchcaps.routing.uniform import Uniform
+from torchcaps.routing.variational_bayes import VariationalBayes
 
 __all__ = [
     "EM",
@@ -27,15 +31,19 @@ __all__ = [
     "Coefficient",
     "Dynamic",
     "Geometry",
+    "HeinsenEM",
     "InvertedAttention",
+    "KMeans",
     "Quadratic",
     "Routing",
     "RoutingDivergence",
     "SelfAttention",
+    "SelfRouting",
     "State",
     "Trace",
     "Trainable",
     "Uniform",
+    "VariationalBayes",
     "as_routing",
     "create_routing",
     "list_routings",

@@ -79,6 +79,7 @@ class Geometry:
         types, child_dim: ``N`` and ``K`` of the children.
         children_per_slot: number of children that one slot reads.
         sites: grid of the parents ``*L``; ``None`` if it depends on an input that is not known yet.
+        shared: whether all children share one transformation matrix per parent.
     """
 
     slots: int
@@ -90,6 +91,7 @@ class Geometry:
     child_dim: int
     children_per_slot: int = 1
     sites: tuple[int, ...] | None = ()
+    shared: bool = False
 
     def size(self, axes: tuple[str, ...]) -> tuple[int, ...]:
         """Return the shape of a coefficient with the given axes, for example ``("L", "I", "J")``."""
@@ -98,7 +100,9 @@ class Geometry:
                 "grid must be given: this routing has coefficients for every output position, so it needs the "
                 "children's grid, as in ConvCapsules(..., grid=(6, 6))"
             )
-        known = {"I": (self.slots,), "J": (self.parents,), "D": (self.dim,), "L": self.sites or ()}
+        known: dict[str, tuple[int, ...]]
+        known = {"I": (self.slots,), "J": (self.parents,), "D": (self.dim,), "K": (self.child_dim,)}
+        known["L"] = self.sites or ()
         return tuple(length for axis in axes for length in known[axis])
 
 
@@ -107,7 +111,7 @@ class Coefficient:
     """Declaration of a tensor that a routing adds to its layer.
 
     Args:
-        axes: letters of its axes: ``"L"`` (the parents' grid), ``"I"``, ``"J"``, ``"D"``.
+        axes: letters of its axes: ``"L"`` (the parents' grid), ``"I"``, ``"J"``, ``"D"``, ``"K"``.
         init: initial value: a number, or a function that fills a tensor in place.
         learned: if True a parameter, trained by gradient descent; otherwise a buffer.
         dtype: data type; default: that of the layer's weights.
@@ -139,6 +143,7 @@ class Routing:
         coupling_axis: the axis over which couplings sum to 1: ``"parents"``, ``"children"`` or ``None``.
         slot_kind, competition: how the layer wires children to votes; see `torchcaps.votes.Wiring`.
         vote_bias: whether votes have a bias per slot and parent.
+        reads_children: whether the algorithm reads the poses of the children besides their votes.
         iterations: number of steps; iterative algorithms declare it as a field.
         presence: the quantity that indicates the presence of a parent: its ``"length"``, its ``"normalized"`` length
             (divided by ``sqrt(D)``), its ``"activation"``, or ``None`` if there is none and a model needs a classifier.
@@ -151,6 +156,7 @@ class Routing:
     coupling_axis: ClassVar[Literal["parents", "children"] | None] = "parents"
     slot_kind: ClassVar[Literal["capsule", "type"]] = "capsule"
     vote_bias: ClassVar[bool] = False
+    reads_children: ClassVar[bool] = False
     presence: ClassVar[Literal["length", "normalized", "activation"] | None] = "length"
     # Without annotation, so that algorithms can declare these as fields.
     competition = "local"

@@ -12,7 +12,14 @@ from torch import Tensor
 from torchcaps._core.validation import check_range
 from torchcaps.capsules import Capsules
 from torchcaps.routing.base import Coefficient, Geometry, Routing, State
-from torchcaps.routing.gaussian import COSTS, child_activations, fit_gaussian, inverse_temperature
+from torchcaps.routing.gaussian import (
+    COSTS,
+    check_coordinates,
+    child_activations,
+    coordinate_offset,
+    fit_gaussian,
+    inverse_temperature,
+)
 from torchcaps.votes import Votes, Wiring
 
 __all__ = ["EM"]
@@ -73,16 +80,8 @@ class EM(Routing):
 
     def check(self, geometry: Geometry) -> None:
         """Raise a ValueError if coordinates are enabled without matrix poses or without a grid."""
-        if self.coordinates and geometry.rows < 2:
-            raise ValueError(
-                "EM(coordinates=True) needs matrix poses with at least two rows: row and column are added to the "
-                f"right-hand column of the vote; got {geometry.rows} row"
-            )
-        if self.coordinates and geometry.sites == ():
-            raise ValueError(
-                "EM(coordinates=True) needs children on a grid; a dense layer has none: use "
-                "ConvCapsules with kernel_size equal to the grid"
-            )
+        if self.coordinates:
+            check_coordinates("EM", geometry)
 
     def coefficients(self, geometry: Geometry) -> dict[str, Coefficient]:
         """Return the two learned costs, one of each per parent type."""
@@ -94,13 +93,7 @@ class EM(Routing):
 
     def vote_offset(self, geometry: Geometry, wiring: Wiring, like: Tensor) -> Tensor | None:
         """Return the scaled position of each slot's child, in the right-hand column of the first two rows."""
-        if not self.coordinates:
-            return None
-        centers = wiring.centers(like)  # [*L, I, 2]
-        columns = geometry.dim // geometry.rows
-        column = F.pad(centers, (0, geometry.rows - 2))  # [*L, I, A]
-        offset = F.pad(column.unsqueeze(-1), (columns - 1, 0))  # [*L, I, A, Y]
-        return offset.flatten(-2).unsqueeze(-2)
+        return coordinate_offset(wiring.centers(like), geometry) if self.coordinates else None
 
     def step(self, coefficients: Mapping[str, Tensor], votes: Votes, children: Capsules, state: State, t: int) -> State:
         """Run the E-step (except in the first iteration), then the M-step."""

@@ -1,4 +1,4 @@
-"""The M-step of EM routing, shared by `EM` and by `InvertedAttention` with activations. Not a routing by itself."""
+"""Parts that routings with Gaussian parents share: the M-step of EM, coordinates, activations. Not a routing."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -8,10 +8,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from torchcaps.capsules import Capsules
-from torchcaps.routing.base import Coefficient
+from torchcaps.routing.base import Coefficient, Geometry
 from torchcaps.votes import Votes
 
-__all__ = ["COSTS", "Gaussian", "child_activations", "fit_gaussian", "inverse_temperature"]
+__all__ = [
+    "COSTS",
+    "MIN_MASS",
+    "Gaussian",
+    "check_coordinates",
+    "child_activations",
+    "coordinate_offset",
+    "fit_gaussian",
+    "inverse_temperature",
+]
 
 MIN_MASS = 1e-10  # lower bound of the divisor, for a parent that no child is assigned to
 MIN_ACTIVATION = 1e-12  # smaller ones count as 0: each iteration multiplies gradients by MIN_MASS / activation
@@ -65,6 +74,32 @@ def fit_gaussian(
         variance = variance.clamp_min(least)
     cost = (coefficients["beta_u"].unsqueeze(-1) + 0.5 * variance.log()).sum(-1) * mass
     return Gaussian(total, mean, variance, temperature * (coefficients["beta_a"] - cost))
+
+
+def check_coordinates(name: str, geometry: Geometry) -> None:
+    """Raise a ValueError if ``coordinates=True`` of the routing ``name`` lacks matrix poses or a grid."""
+    if geometry.rows < 2:
+        raise ValueError(
+            f"{name}(coordinates=True) needs matrix poses with at least two rows: row and column are added to the "
+            f"right-hand column of the vote; got {geometry.rows} row"
+        )
+    if geometry.sites == ():
+        raise ValueError(
+            f"{name}(coordinates=True) needs children on a grid; a dense layer has none: use "
+            "ConvCapsules with kernel_size equal to the grid"
+        )
+
+
+def coordinate_offset(centers: Tensor, geometry: Geometry) -> Tensor:
+    """Return an offset of the votes with row and column in the right-hand column of the first two rows.
+
+    Shapes:
+        ``[*L, I, 2] -> [*L, I, 1, D]``
+    """
+    columns = geometry.dim // geometry.rows
+    column = F.pad(centers, (0, geometry.rows - 2))  # [*L, I, A]
+    offset = F.pad(column.unsqueeze(-1), (columns - 1, 0))  # [*L, I, A, Y]
+    return offset.flatten(-2).unsqueeze(-2)
 
 
 def child_activations(votes: Votes, children: Capsules) -> Tensor:

@@ -19,8 +19,10 @@ def route(
     votes: Tensor,
     routing: Routing | str,
     activation: Tensor | None = None,
-    trace: Literal[False] = False,
+    *,
+    children: Tensor | None = None,
     coefficients: Mapping[str, Tensor] | None = None,
+    trace: Literal[False] = False,
 ) -> Capsules: ...
 @overload
 def route(
@@ -28,15 +30,18 @@ def route(
     routing: Routing | str,
     activation: Tensor | None = None,
     *,
-    trace: Literal[True],
+    children: Tensor | None = None,
     coefficients: Mapping[str, Tensor] | None = None,
+    trace: Literal[True],
 ) -> tuple[Capsules, Trace]: ...
 def route(
     votes: Tensor,
     routing: Routing | str,
     activation: Tensor | None = None,
-    trace: bool = False,
+    *,
+    children: Tensor | None = None,
     coefficients: Mapping[str, Tensor] | None = None,
+    trace: bool = False,
 ) -> Capsules | tuple[Capsules, Trace]:
     """Route votes to parents.
 
@@ -44,9 +49,10 @@ def route(
         votes: ``[B, I, J, D]``, the pose that each of ``I`` children predicts for each of ``J`` parents.
         routing: the algorithm, or its name.
         activation: the children's activations ``[B, I]``, for algorithms that use them.
+        children: the children's poses ``[B, I, K]``, for algorithms that read them besides the votes.
+        coefficients: tensors of the algorithm by name, such as priors. Missing ones take their initial value if it is a
+            constant; randomly initialised ones must be given.
         trace: also return the states of every iteration.
-        coefficients: tensors of the algorithm by name. Missing ones take their initial value if it is a constant;
-            randomly initialised ones must be given.
 
     Returns:
         `Capsules` with pose ``[B, J, D]``; if ``trace`` is True, a pair of capsules and `Trace`.
@@ -65,13 +71,26 @@ def route(
     if activation is not None and (not isinstance(activation, Tensor) or activation.shape != votes.shape[:2]):
         got = list(activation.shape) if isinstance(activation, Tensor) else type(activation).__name__
         raise ValueError(f"activation must be a tensor {list(votes.shape[:2])}, one value per child, got {got}")
-    geometry = Geometry(slots, parents, dim, rows=1, columns=dim, types=slots, child_dim=dim)
+    if children is None:
+        if routing.reads_children:
+            raise ValueError(
+                f"children must be given for {type(routing).__name__}, which reads the poses of the children: a tensor "
+                f"[{votes.shape[0]}, {slots}, K]"
+            )
+        # Other algorithms use the children for activations, dtype and device only.
+        poses = votes[:, :, 0]
+    else:
+        poses = children
+        if not isinstance(children, Tensor) or children.dim() != 3 or children.shape[:2] != votes.shape[:2]:
+            got = list(children.shape) if isinstance(children, Tensor) else type(children).__name__
+            raise ValueError(f"children must be a tensor [{votes.shape[0]}, {slots}, K], one pose per child, got {got}")
+    geometry = Geometry(slots, parents, dim, rows=1, columns=dim, types=slots, child_dim=poses.shape[-1])
     routing.check(geometry)
     if routing.residual:
         raise ValueError(f"{routing} adds the children to the parents, which can't be computed from votes: use a layer")
-    # Algorithms use the children for activations, dtype and device; their poses are not known here.
-    children = as_capsules(Capsules(votes[:, :, 0], activation), "children")
+    capsules = as_capsules(Capsules(poses, activation), "children")
     check_finite(votes, "votes")
+    check_finite(children, "children")
     check_finite(activation, "activation")
     check_non_negative(activation, "activation")
     factors = [votes] if activation is None else [votes, activation]
@@ -95,5 +114,5 @@ def route(
         elif tensors[name].shape != torch.Size(size):
             raise ValueError(f"coefficients[{name!r}] must have shape {list(size)}, got {list(tensors[name].shape)}")
     with disable_autocast(votes):
-        capsules, states = run_routing(routing, tensors, DenseVotes(votes, routing.wire(slots)), children, trace)
-    return (capsules, states) if trace else capsules
+        result, states = run_routing(routing, tensors, DenseVotes(votes, routing.wire(slots)), capsules, trace)
+    return (result, states) if trace else result

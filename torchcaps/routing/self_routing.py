@@ -1,0 +1,63 @@
+"""Self-routing: Hahn 2019."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchcaps.capsules import Capsules
+from torchcaps.routing.base import Coefficient, Geometry, Routing, State
+from torchcaps.routing.gaussian import MIN_MASS, child_activations
+from torchcaps.votes import Votes
+
+__all__ = ["SelfRouting"]
+
+
+@dataclass(frozen=True)
+class SelfRouting(Routing):
+    """Self-routing: Hahn 2019, after the authors' code. Each child has a small classifier that chooses its parents.
+
+    With poses ``u``, activations ``a`` and votes ``v_ij = W1_ij u_i``::
+
+        c_i = softmax_j(W2_i u_i + beta_i)
+        a_j = Σ_i a_i c_ij / Σ_i a_i
+        u_j = Σ_i a_i c_ij v_ij / Σ_i a_i c_ij
+
+    There are no iterations, and the parents do not influence the couplings. Couplings start uniform, since ``W2`` and
+    ``beta`` are initially 0. The activations of the parents sum to 1, so that their logarithms are class
+    log-probabilities. Children without activations have activation 1.
+
+    In a convolutional layer the classifiers are shared by all positions, the softmax is over the parent types of one
+    position, and the padding has activation 0.
+    """
+
+    paper = "Hahn 2019"
+    equation = "self-routing, from the authors' code"
+    reads_children = True
+    presence = "activation"
+
+    def coefficients(self, geometry: Geometry) -> dict[str, Coefficient]:
+        """Return weight and bias of the classifiers, one per child."""
+        return {"classifier": Coefficient(("I", "J", "K"), 0.0), "offset": Coefficient(("I", "J"), 0.0)}
+
+    def init_weight(self, weight: Tensor, geometry: Geometry) -> None:
+        """Initialise as ``kaiming_uniform_`` of the shape ``[I, J * Y, X]``, whose fan-in is ``J * Y * X``."""
+        bound = (6 / (geometry.parents * weight.shape[-1] * geometry.columns)) ** 0.5
+        weight.uniform_(-bound, bound)
+
+    def step(self, coefficients: Mapping[str, Tensor], votes: Votes, children: Capsules, state: State, t: int) -> State:
+        """Choose the parents of each child, then average its votes."""
+        pose = votes.wiring.gather(children.pose)  # [B, *L, I, K]
+        logits = torch.einsum("sik,ijk->sij", pose.flatten(0, -3), coefficients["classifier"])
+        logits = logits.unflatten(0, pose.shape[:-2]) + coefficients["offset"]
+        coupling = votes.softmax(logits)
+        activation = child_activations(votes, children)  # [B, *L, I]
+        weight = coupling * activation.unsqueeze(-1)
+        mass = weight.sum(-2)  # [B, *L, J]
+        return State(
+            pose=votes.sum(weight) / mass.clamp_min(MIN_MASS).unsqueeze(-1),
+            activation=mass / activation.sum(-1, keepdim=True).clamp_min(MIN_MASS),
+            coupling=coupling,
+            logits=logits,
+        )

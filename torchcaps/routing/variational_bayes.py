@@ -1,0 +1,109 @@
+"""Variational Bayes routing: Ribeiro 2020."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from torchcaps.capsules import Capsules
+from torchcaps.routing.base import Coefficient, Geometry, Routing, State
+from torchcaps.routing.gaussian import MIN_MASS, check_coordinates, child_activations, coordinate_offset
+from torchcaps.votes import Votes, Wiring
+
+__all__ = ["VariationalBayes"]
+
+
+@dataclass(frozen=True)
+class VariationalBayes(Routing):
+    """Variational Bayes routing: Ribeiro 2020 with diagonal covariances, after the authors' code.
+
+    The votes are a mixture of Gaussians with one component per parent, whose parameters have prior distributions:
+    Dirichlet (``alpha0 = 1``), and Gaussian-Wishart (``kappa0 = 1``, ``m0 = 0``, ``Psi0 = I``, ``nu0 = D + 1``). With
+    child activations ``a``::
+
+        R_j    = Σ_i r_ij a_i
+        mu_j   = Σ_i r_ij a_i v_ij / R_j
+        alpha_j = alpha0 + R_j,  kappa_j = kappa0 + R_j,  nu_j = nu0 + R_j,  m_j = R_j mu_j / kappa_j
+        psi_jd = 1 + Σ_i r_ij a_i (v_ijd - mu_jd)² + R_j / kappa_j mu_jd²
+        lnpi_j = digamma(alpha_j) - digamma(Σ_k alpha_k)
+        lnL_j  = Σ_d digamma((nu_j - d) / 2) + D ln 2 - Σ_d ln psi_jd,  d = 0 .. D - 1
+        r_i    = softmax_j(lnpi_j + lnL_j / 2 - D / (2 kappa_j) - nu_j / 2 Σ_d (v_ijd - m_jd)² / psi_jd)
+        H_j    = D ln(2 pi e) / 2 - lnL_j / 2
+        a_j    = sigmoid(beta_a_j - (exp(lnpi_j) H_j + beta_u_j)),  pose m_j
+
+    ``r`` starts uniform and is computed in log space. The authors normalise poses and activation logits over the batch
+    after the routing, which is not part of it.
+
+    Args:
+        iterations: number of updates of the parents.
+        competition: ``"global"`` normalises ``r`` over all parents that read a child, at any position, as the authors'
+            code does; ``"local"`` over the parent types of one position.
+        activation: ``"sigmoid"``, or ``"logit"``: return activations before the sigmoid, for a batch normalisation.
+        coordinates: add ``(row + 1) / (10 H)`` and ``(column + 1) / (10 W)`` of each child to the first two entries of
+            the right-hand column of its votes (the class layer). Matrix poses on a grid only.
+
+    Domain: votes up to `torchcaps.routing.base.vote_limit`; larger ones raise a ValueError.
+    """
+
+    paper = "Ribeiro 2020"
+    equation = "variational routing, from the authors' code"
+    presence = "activation"
+
+    iterations: int = 3
+    competition: Literal["local", "global"] = "global"
+    activation: Literal["sigmoid", "logit"] = "sigmoid"
+    coordinates: bool = False
+
+    def check(self, geometry: Geometry) -> None:
+        """Raise a ValueError if coordinates are enabled without matrix poses or without a grid."""
+        if self.coordinates:
+            check_coordinates("VariationalBayes", geometry)
+
+    def coefficients(self, geometry: Geometry) -> dict[str, Coefficient]:
+        """Return the two learned costs, one of each per parent type."""
+        return {"beta_u": Coefficient(("J",), 0.0), "beta_a": Coefficient(("J",), 0.0)}
+
+    def init_weight(self, weight: Tensor, geometry: Geometry) -> None:
+        """Initialise as the authors: Glorot uniform with the fans ``I * X * Y`` and ``J * cells * X * Y``."""
+        cells = max(geometry.slots // geometry.types, 1) if geometry.sites != () else 1
+        fan = geometry.columns * weight.shape[-1] * (geometry.slots + geometry.parents * cells)
+        bound = (6 / fan) ** 0.5
+        weight.uniform_(-bound, bound)
+
+    def vote_offset(self, geometry: Geometry, wiring: Wiring, like: Tensor) -> Tensor | None:
+        """Return the scaled position of each slot's child, in the right-hand column of the first two rows."""
+        if not self.coordinates:
+            return None
+        assert wiring.grid is not None
+        grid = torch.tensor(wiring.grid, dtype=like.dtype, device=like.device)
+        return coordinate_offset(wiring.centers(like) / 10 + 0.05 / grid, geometry)  # (h + 0.5) / 10 H + 0.5 / 10 H
+
+    def step(self, coefficients: Mapping[str, Tensor], votes: Votes, children: Capsules, state: State, t: int) -> State:
+        """Update the responsibilities (except in the first iteration), then the parents."""
+        dim = votes.shape[-1]
+        if state.memory is None:
+            logits, coupling = None, votes.uniform(children.pose)
+        else:
+            constant, precision = state.memory
+            assert state.pose is not None
+            logits = constant.unsqueeze(-2) - votes.sqdist(state.pose, 0.5 * precision)
+            coupling = votes.softmax(logits)
+        weight = coupling * child_activations(votes, children).unsqueeze(-1)
+        mass = weight.sum(-2)  # R_j: [B, *L, J]
+        kappa, nu = 1 + mass, dim + 1 + mass
+        total = votes.sum(weight)
+        mean = total / mass.clamp_min(MIN_MASS).unsqueeze(-1)
+        psi = 1 + votes.sqsum(weight, mean) + (mass / kappa).unsqueeze(-1) * mean * mean
+        alpha = 1 + mass
+        log_pi = torch.digamma(alpha) - torch.digamma(alpha.sum(-1, keepdim=True))
+        index = torch.arange(dim, dtype=nu.dtype, device=nu.device)
+        log_det = torch.digamma((nu.unsqueeze(-1) - index) / 2).sum(-1) + dim * math.log(2) - psi.log().sum(-1)
+        entropy = 0.5 * dim * math.log(2 * math.pi * math.e) - 0.5 * log_det
+        activation = coefficients["beta_a"] - (log_pi.exp() * entropy + coefficients["beta_u"])
+        if self.activation == "sigmoid":
+            activation = activation.sigmoid()
+        memory = (log_pi + 0.5 * log_det - 0.5 * dim / kappa, nu.unsqueeze(-1) / psi)
+        return State(total / kappa.unsqueeze(-1), activation, coupling, logits, memory)
