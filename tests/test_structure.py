@@ -53,6 +53,7 @@ IMPORTED_BY_NOTHING = {"torchcaps.lightning", "torchcaps.hub"}  # optional extra
 # are imported by `torchcaps._core.optional.import_optional` on first use.
 EXTRAS = {
     "torchcaps.cli": {"jsonargparse", "rich", "yaml"},
+    "torchcaps.explorer": {"fastapi", "pydantic", "starlette", "uvicorn"},
     "torchcaps.lightning": {"lightning", "torchmetrics"},
     "torchcaps.hub": {"huggingface_hub"},
 }

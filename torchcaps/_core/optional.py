@@ -8,6 +8,7 @@ __all__ = ["MissingExtraError", "import_optional"]
 
 # The smallest extra that brings each package; everything else comes with `train`.
 EXTRAS = {
+    "fastapi": "explore",
     "h5py": "keras",
     "huggingface_hub": "hub",
     "matplotlib": "data",
@@ -23,6 +24,7 @@ EXTRAS = {
     "scipy": "data",
     "submitit": "cluster",
     "tensorboard": "tensorboard",
+    "uvicorn": "explore",
 }
 
 

@@ -27,7 +27,7 @@ from torchcaps.nn.layers import CapsuleLayer
 from torchcaps.routing import Routing
 from torchcaps.votes import Wiring
 
-__all__ = ["CouplingMaps", "LayerCouplings", "coupling_maps", "draw_couplings", "normalized_entropy"]
+__all__ = ["CouplingMaps", "LayerCouplings", "coupling_maps", "draw_couplings", "normalized_entropy", "why_no_entropy"]
 
 BATCH_SIZE = 32  # couplings of convolutional layers are large
 
@@ -168,9 +168,9 @@ def _measure_batch(
     """Return entropy and maps of couplings ``[B, T, *L, I, J]``; ``classes`` for the layer of class capsules only."""
     routing = layer.routing
     wiring = layer.vote_inputs(layer.check_children(children))[-1]
-    why_no_entropy = _why_no_entropy(routing, coupling)
+    reason = why_no_entropy(routing, coupling)
     entropy = None
-    if not why_no_entropy:
+    if not reason:
         n_iterations = coupling.shape[1]
         means = [normalized_entropy(coupling[:, t], routing, wiring).flatten(1).mean(1) for t in range(n_iterations)]
         entropy = torch.stack(means, dim=1).cpu()
@@ -184,10 +184,10 @@ def _measure_batch(
         leak = int(getattr(routing, "leak", False) is True)
         uniform = types / (n_competitors + leak) if routing.coupling_axis else 0.0
         maps = _class_maps(coupling, wiring, grid, types, classes).cpu()
-    return _BatchCouplings(entropy, why_no_entropy, maps, why_no_maps, uniform, coupling[:n_kept].cpu(), wiring, grid)
+    return _BatchCouplings(entropy, reason, maps, why_no_maps, uniform, coupling[:n_kept].cpu(), wiring, grid)
 
 
-def _why_no_entropy(routing: Routing, coupling: Tensor) -> str:
+def why_no_entropy(routing: Routing, coupling: Tensor) -> str:
     """Return the reason why these couplings have no entropy, or an empty string."""
     if routing.coupling_axis is None:
         return f"couplings of {type(routing).__name__} are unnormalised (any sign, any sum): entropy is undefined"

@@ -1,4 +1,4 @@
-"""Centres of the receptive fields of capsules, in pixels of the image."""
+"""Centres and size of the receptive fields of capsules, in pixels of the image."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from torchcaps.models import CapsuleNetwork
 from torchcaps.nn.sizes import as_padding, as_pair, resolve_padding
 from torchcaps.votes import Wiring
 
-__all__ = ["receptive_field_centers"]
+__all__ = ["receptive_field_centers", "receptive_field_size"]
 
 
 def receptive_field_centers(
@@ -41,6 +41,22 @@ def receptive_field_centers(
         centers.append((start[0], step[0], start[1], step[1]))
         _compose(start, step, wiring.kernel, wiring.stride, wiring.padding)
     return centers
+
+
+def receptive_field_size(model: CapsuleNetwork) -> tuple[int, int]:
+    """Return height and width of the receptive field of a primary capsule, in pixels.
+
+    >>> import torchcaps
+    >>> receptive_field_size(torchcaps.create_model("capsnet_small"))
+    (17, 17)
+    """
+    size, step = [1, 1], [1, 1]
+    for window in _windows(model.front):
+        kernel, stride = as_pair(window.kernel_size, "kernel_size"), as_pair(window.stride, "stride")
+        for axis in (0, 1):
+            size[axis] += (kernel[axis] - 1) * step[axis]
+            step[axis] *= stride[axis]
+    return size[0], size[1]
 
 
 def _windows(front: nn.Sequential) -> Iterator[Any]:

@@ -17,6 +17,7 @@ usage: torchcaps COMMAND ...
   evaluate   accuracy and loss of a run, or of an ensemble of runs, on its test set or on another data set
   predict    class scores and reconstruction of image files
   analyze    analyses of trained runs: perturbation, reconstruction, affine, attack, ... with a figure
+  explore    web page that shows what a trained network makes of an image that you draw, pick or upload
   list       table of the models: paper, data set, parameters, routing
   show       layers of a model, with parameters, multiply-adds and training memory
   bench      speed and memory of layers and models, compared with a naive baseline
@@ -46,6 +47,7 @@ COMMANDS = {
     "bench": ("torchcaps.cli.bench", "bench_command"),
     "data": ("torchcaps.cli.data", "data_command"),
     "evaluate": ("torchcaps.cli.evaluate", "evaluate_command"),
+    "explore": ("torchcaps.cli.explore", "explore_command"),
     "list": ("torchcaps.cli.show", "list_command"),
     "predict": ("torchcaps.cli.predict", "predict_command"),
     "report": ("torchcaps.cli.reproduce", "report_command"),

@@ -25,7 +25,16 @@ from torchcaps.training.evaluation import Evaluation, RunningEvaluation, batch_l
 from torchcaps.training.run_dir import RunDirectory
 from torchcaps.training.setup import build_network
 
-__all__ = ["Prediction", "TrainedRun", "correct_images", "evaluate_runs", "load_run", "predict"]
+__all__ = [
+    "Prediction",
+    "TrainedRun",
+    "correct_images",
+    "evaluate_runs",
+    "load_image",
+    "load_run",
+    "predict",
+    "unprocessed_shape",
+]
 
 Polarity = Literal["auto", "as-is", "inverted"]
 Fit = Literal["crop", "pad", "stretch"]
@@ -252,9 +261,35 @@ def predict(
         max_megapixels: an image with more pixels is not decoded; at most 89.
     """
     path = Path(path).expanduser()
+    pixels, changes = load_image(run, path, polarity, fit, max_megapixels)
+    label = torch.zeros(1, dtype=torch.int64)
+    with torch.no_grad():
+        output = run.model(run.pipeline(Batch(pixels[None], label, pixels[None], label), train=False).images)
+    scores = run.model.probabilities(output.scores.float())[0]
+    predicted = run.model.predict_multi_hot(output.scores.float())[0]
+    classes = tuple(run.classes[n] for n in scores.argsort(descending=True, stable=True).tolist() if predicted[n])
+    reconstruction = None if output.reconstruction is None else output.reconstruction[0].float()
+    notes = list(changes)
+    if float(scores.max()) < MIN_CONFIDENT_SCORE:
+        notes.append(f"low confidence: no score above {MIN_CONFIDENT_SCORE}")
+    return Prediction(path, classes, tuple(scores.tolist()), pixels / 255, reconstruction, "; ".join(notes))
+
+
+def load_image(
+    run: TrainedRun,
+    path: Path,
+    polarity: Polarity = "auto",
+    fit: Fit | None = None,
+    max_megapixels: float = MAX_MEGAPIXELS,
+) -> tuple[Tensor, tuple[str, ...]]:
+    """Read an image file as the data set of a run would contain it; the arguments are those of `predict`.
+
+    Returns:
+        The image before the run's pipeline, ``[C, H, W]``, uint8, and the changes that were made to it.
+    """
     if not path.is_file():
         raise DataError(f"{path} is not a file")
-    channels, height, width = _unprocessed_shape(run)
+    channels, height, width = unprocessed_shape(run)
     if channels not in (1, 3):
         raise ValueError(f"{run.path} expects images with {channels} channels; image files have 1 or 3")
     if not 0 < max_megapixels <= PILLOW_MEGAPIXELS:
@@ -284,17 +319,7 @@ def predict(
             pixels = center_ink(pixels, size)
         except DataError as error:
             raise DataError(f"{path}: {error}") from error
-    label = torch.zeros(1, dtype=torch.int64)
-    with torch.no_grad():
-        output = run.model(run.pipeline(Batch(pixels[None], label, pixels[None], label), train=False).images)
-    scores = run.model.probabilities(output.scores.float())[0]
-    predicted = run.model.predict_multi_hot(output.scores.float())[0]
-    classes = tuple(run.classes[n] for n in scores.argsort(descending=True, stable=True).tolist() if predicted[n])
-    reconstruction = None if output.reconstruction is None else output.reconstruction[0].float()
-    notes = ["inverted: bright ink expected"] * invert + ["ink centred as in MNIST"] * center
-    if float(scores.max()) < MIN_CONFIDENT_SCORE:
-        notes.append(f"low confidence: no score above {MIN_CONFIDENT_SCORE}")
-    return Prediction(path, classes, tuple(scores.tolist()), pixels / 255, reconstruction, "; ".join(notes))
+    return pixels, ("inverted: bright ink expected",) * invert + ("ink centred as in MNIST",) * center
 
 
 def _read(path: Path, image_format: ImageFormat, fill: str = "black", background: str = "white") -> Tensor:
@@ -321,7 +346,7 @@ def _has_centered_digits(run: TrainedRun) -> bool:
     return run.model.spec.image[0] == 1 and run.spec.recipe.data in CENTERED_DIGITS and run.model.n_objects == 1
 
 
-def _unprocessed_shape(run: TrainedRun) -> tuple[int, int, int]:
+def unprocessed_shape(run: TrainedRun) -> tuple[int, int, int]:
     """Return the shape of images before the pipeline crops or pads them to the network's input."""
     channels, height, width = run.model.spec.image
     for change in SIZE_CHANGES:

@@ -1,0 +1,44 @@
+// Credit of each pixel for a class: coupling times activity projected back, and the gradient.
+
+import { decodeArray } from "./arrays.js";
+import { MAPS, colorAt, drawing, format, h, photo, pixelImage, text } from "./dom.js";
+import { shorten, targetOf } from "./classes.js";
+import { imageOf } from "./state.js";
+
+export const creditPanel = {
+  id: "credit",
+  title: "Credit of pixels",
+  about: "Where the score of the chosen class comes from. Couplings: each child passes on coupling × activity, spread over its receptive field. Gradient: orange pixels raise the score if they become brighter, purple ones lower it.",
+  needs: "capsules",
+  async draw(ctx, run) {
+    const target = targetOf(ctx, run);
+    const state = ctx.state.get();
+    const credit = await ctx.backend.credit({ run, image: imageOf(state), target, iterations: state.iterations });
+    ctx.credits[run] = { target, ...credit };
+    const [height, width] = credit.size;
+    const image = decodeArray(ctx.results[run].image);
+    const size = 126;
+    const maps = [];
+    if (credit.coupling) {
+      const { data } = decodeArray(credit.coupling);
+      const [low, high] = [Math.min(...data), Math.max(...data, 1e-12)];
+      const signed = low < -1e-9;
+      const range = Math.max(-low, high);
+      const map = signed ? MAPS.puor : MAPS.viridis;
+      maps.push(["couplings", pixelImage(height, width, [146, 18, size, size], (n) => colorAt(map, signed ? 0.5 + data[n] / (2 * range) : data[n] / high))]);
+    }
+    const gradient = decodeArray(credit.gradient).data;
+    const range = Math.max(...[...gradient].map(Math.abs), 1e-12);
+    maps.push(["gradient", pixelImage(height, width, [146 * (maps.length + 1), 18, size, size], (n) => colorAt(MAPS.puor, 0.5 + gradient[n] / (2 * range)))]);
+    const name = shorten(ctx.info.runs[run].classes[target], 12);
+    return h("div", {},
+      drawing(420, 150, `Credit of the pixels for ${name}, score ${format(credit.score)}`,
+        text(0, 12, "input", { class: "name" }), photo(image.data, image.shape, [0, 18, size, size]),
+        maps.map(([label, node], n) => [text(146 * (n + 1), 12, `${label} for ${name}`, { class: "name" }), node])),
+      credit.why ? h("p", { class: "reason" }, `Couplings: ${credit.why}.`) : null);
+  },
+  data: (ctx, run) => {
+    const credit = ctx.credits[run];
+    return credit && { target: credit.target, size: credit.size, coupling: credit.coupling && [...decodeArray(credit.coupling).data], gradient: [...decodeArray(credit.gradient).data] };
+  },
+};

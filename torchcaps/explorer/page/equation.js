@@ -1,0 +1,100 @@
+// The equations of the routing, with the numbers of this input for one parent.
+
+import { decodeArray } from "./arrays.js";
+import { drawing, format, h, s, select, text } from "./dom.js";
+import { shownIteration, shownLayer } from "./couplings.js";
+import { targetOf } from "./classes.js";
+import { imageOf } from "./state.js";
+
+let chosen = null; // parent of a layer that is not the last; the last layer follows the chosen class
+
+export const equationPanel = {
+  id: "equation",
+  title: "Equation with numbers",
+  about: "The routing's equations, and what this input puts into them for one parent: logits, couplings and votes of its strongest children, their sum, and the resulting pose.",
+  needs: "capsules",
+  wide: true,
+  controls(ctx) {
+    const { layers } = ctx.info.runs[0];
+    const parent = select("Parent", [], 0, (value) => {
+      const shown = shownLayer(ctx, 0);
+      if (shown.last) ctx.state.set({ target: Number(value), offsets: {} });
+      else {
+        chosen = Number(value);
+        ctx.redraw("equation");
+      }
+    }, "parent");
+    ctx.onResults(() => {
+      const shown = shownLayer(ctx, 0);
+      if (!shown || shown.layer.why) return;
+      const names = Array.from({ length: shown.layer.parents }, (_, n) => (shown.last ? ctx.info.runs[0].classes[n] : `type ${n}`));
+      parent.input.replaceChildren(...names.map((name, n) => h("option", { value: n }, name)));
+      parent.input.value = shown.last ? targetOf(ctx, 0) : Math.min(chosen ?? 0, shown.layer.parents - 1);
+    });
+    return layers.length ? [parent] : [];
+  },
+  async draw(ctx, run) {
+    const shown = shownLayer(ctx, run);
+    if (!shown || shown.layer.why) return h("p", { class: "reason" }, shown?.layer.why ?? "No capsule layers.");
+    const info = ctx.info.runs[run].layers[shown.index];
+    const state = ctx.state.get();
+    const t = shownIteration(ctx, shown.layer);
+    const parent = shown.last ? targetOf(ctx, run) : Math.min(chosen ?? 0, shown.layer.parents - 1);
+    const root = h("div", { class: "split" });
+    const left = h("div", {},
+      h("p", { class: "source" }, `${info.routing} · ${info.paper}, ${info.equation_number}`),
+      h("pre", { class: "equation" }, info.equation.join("\n")));
+    root.append(left);
+    let numbers;
+    try {
+      numbers = await ctx.backend.parent({
+        run, image: imageOf(state), layer: shown.index, site: shown.layer.site.length ? shown.layer.site : null,
+        parent, iteration: t, iterations: state.iterations,
+      });
+    } catch (error) {
+      left.append(h("p", { class: "reason" }, error.message));
+      return root;
+    }
+    ctx.parents[run] = { layer: info.name, parent, iteration: t, ...numbers };
+    const name = shown.last ? ctx.info.runs[run].classes[parent] : `type ${parent}`;
+    left.append(
+      h("p", { class: "numbers" },
+        `Σ couplings = ${format(numbers.coupling_sum)}, |Σ c v| = ${format(numbers.sum_length)}, |pose| = ${format(numbers.pose_length)}`,
+        numbers.activation === null ? "" : `, activation = ${format(numbers.activation)}`),
+      vector("Σ c v", decodeArray(numbers.sum).data), vector("pose", decodeArray(numbers.pose).data));
+    root.append(h("div", {},
+      h("p", {}, `Parent ${name}, iteration ${t + 1}: its ${numbers.children.length} largest couplings of ${numbers.n_children}`),
+      table(shown.layer, numbers)));
+    return root;
+  },
+  data: (ctx, run) => {
+    const numbers = ctx.parents[run];
+    return numbers && { ...numbers, sum: [...decodeArray(numbers.sum).data], pose: [...decodeArray(numbers.pose).data] };
+  },
+};
+
+function table(layer, numbers) {
+  const position = (child) => {
+    if (!layer.grid || layer.by_type) return `type ${child}`;
+    const cell = Math.floor(child / layer.types);
+    return `row ${Math.floor(cell / layer.grid[1])}, column ${cell % layer.grid[1]}, type ${child % layer.types}`;
+  };
+  const rows = numbers.children.map((row) => h("tr", {},
+    h("th", { scope: "row" }, position(row.child)), h("td", {}, format(row.logit)), h("td", {}, format(row.coupling, 4)),
+    h("td", {}, format(row.vote_length)), h("td", {}, format(row.agreement))));
+  return h("div", { class: "table" }, h("table", {},
+    h("thead", {}, h("tr", {}, ["child", "logit", "coupling", "|vote|", "⟨vote, pose⟩"].map((name) => h("th", { scope: "col" }, name)))),
+    h("tbody", {}, rows)));
+}
+
+/** Return the elements of a vector as bars. */
+function vector(name, values) {
+  const largest = Math.max(...[...values].map(Math.abs), 1e-9);
+  const step = Math.min(22, 360 / values.length);
+  const bars = [...values].map((value, n) => {
+    const height = (24 * Math.abs(value)) / largest;
+    return s("rect", { x: 56 + n * step, y: value < 0 ? 28 : 28 - height, width: step - 2, height: Math.max(height, 0.5), class: value < 0 ? "value negative" : "value" }, s("title", {}, `${n}: ${format(value, 4)}`));
+  });
+  return drawing(420, 58, `${name}: ${[...values].map((value) => format(value, 2)).join(", ")}`, text(0, 32, name, { class: "name" }), bars,
+    s("line", { class: "axis", x1: 54, x2: 56 + step * values.length, y1: 28, y2: 28 }));
+}

@@ -1,0 +1,76 @@
+"""Run the explorer's server: a free port, a clean end on Ctrl-C."""
+
+import contextlib
+import socket
+import sys
+from collections.abc import Callable
+
+import uvicorn
+
+from torchcaps._core.files import reason_of
+from torchcaps.explorer.app import create_app
+from torchcaps.explorer.session import ExploredRun
+
+__all__ = ["bind_socket", "serve"]
+
+MAX_CONNECTIONS = 64
+SHUTDOWN_TIMEOUT_S = 3
+
+
+def bind_socket(host: str, port: int) -> tuple[socket.socket, bool]:
+    """Return a listening socket and whether it has the requested port; if that is in use, a free one is taken.
+
+    Raises a ValueError if the address can't be bound at all.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for candidate in (port, 0):
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, candidate))
+            listener.listen(128)
+            return listener, candidate == port
+        except OSError as error:
+            listener.close()
+            if candidate == 0 or isinstance(error, socket.gaierror):
+                raise ValueError(f"--host {host} can't be bound: {reason_of(error)}") from error
+        except OverflowError as error:
+            listener.close()
+            raise ValueError(f"--port must be in 0..65535, got {port}") from error
+    raise AssertionError("unreachable")
+
+
+def serve(
+    runs: list[ExploredRun],
+    host: str = "127.0.0.1",
+    port: int = 8250,
+    on_start: Callable[[str], object] | None = None,
+) -> None:
+    """Serve the page until Ctrl-C or SIGTERM.
+
+    Args:
+        runs: one or two runs.
+        host: address to bind to. Only 127.0.0.1 is private: the server has no password.
+        port: port; if it is in use, another one is taken and this is printed.
+        on_start: called with the address of the page once the server listens.
+    """
+    listener, is_requested = bind_socket(host, port)
+    actual = listener.getsockname()[1]
+    if not is_requested:
+        print(f"torchcaps: port {port} is in use; using {actual}", file=sys.stderr)
+    name = f"[{host}]" if ":" in host else host
+    url = f"http://{name}:{actual}/"
+    config = uvicorn.Config(
+        create_app(runs, host),
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        limit_concurrency=MAX_CONNECTIONS,
+        timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
+        ws="none",
+    )
+    server = uvicorn.Server(config)
+    if on_start is not None:
+        on_start(url)
+    with contextlib.closing(listener), contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it again after closing
+        server.run(sockets=[listener])
