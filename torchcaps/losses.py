@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchcaps._core.labels import as_multi_hot, check_class_indices
+from torchcaps._core.labels import as_multi_hot, check_class_indices, one_hot
 from torchcaps._core.validation import check_no_nan
 from torchcaps.capsules import Capsules, as_capsules
 
@@ -134,7 +134,7 @@ class SpreadLoss(nn.Module):
         margin = self.margin(step)
         target = activations.gather(1, labels.unsqueeze(1))
         losses = (margin - (target - activations)).relu() ** 2
-        others = F.one_hot(labels, activations.shape[1]) == 0
+        others = one_hot(labels, activations.shape[1]) == 0
         return _reduce(torch.where(others, losses, 0).sum(-1), self.reduction)
 
 

@@ -6,6 +6,7 @@ from torch import Tensor
 from torchcaps._core.labels import as_multi_hot
 from torchcaps._core.stats import wilson_interval
 from torchcaps._core.validation import check_no_nan
+from torchcaps._core.values import is_readable
 
 __all__ = ["coupling_entropy", "dead_fraction", "exact_set_match", "top_k_set_match", "wilson_interval"]
 
@@ -57,7 +58,7 @@ def coupling_entropy(coupling: Tensor, dim: int = -1) -> Tensor:
         the coupling's shape without that axis
     """
     check_no_nan(coupling, "coupling")
-    if bool((coupling < 0).any()):
+    if is_readable(coupling) and bool((coupling < 0).any()):
         least = float(coupling.detach().min())
         raise ValueError(f"coupling must not be negative, got {least:g}: entropy needs couplings that sum to 1")
     n = coupling.shape[dim]

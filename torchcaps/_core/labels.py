@@ -1,10 +1,11 @@
 """Label formats of losses, metrics and decoders: class indices or multi-hot rows."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["as_multi_hot", "check_class_indices", "split_labels"]
+from torchcaps._core.values import check_value, is_readable
+
+__all__ = ["as_multi_hot", "check_class_indices", "one_hot", "split_labels"]
 
 INTEGER_DTYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
@@ -12,17 +13,37 @@ INTEGER_DTYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64
 def check_class_indices(labels: Tensor, n_classes: int, name: str = "labels") -> Tensor:
     """Return class indices as int64; raise if the dtype is not an integer or an index is outside ``0..n_classes-1``.
 
-    The range is not checked inside a compiled graph, which can't raise on a value.
+    The range is not checked if values can't be read: inside a compiled graph or ``vmap``, on the meta device.
     """
     if not isinstance(labels, Tensor):
         raise TypeError(f"{name} must be a tensor of class indices, got {type(labels).__name__}")
     if labels.dtype not in INTEGER_DTYPES:
         raise TypeError(f"{name} must be integers (torch.int64), got {labels.dtype}")
-    if not torch.compiler.is_compiling() and labels.numel() and not labels.is_meta:
-        low, high = int(labels.min()), int(labels.max())
-        if low < 0 or high >= n_classes:
-            raise ValueError(f"{name} must be in 0..{n_classes - 1}, got {low if low < 0 else high}")
+    if is_readable(labels) and labels.numel():
+
+        def describe(index: float) -> Exception | None:
+            if 0 <= index < n_classes:
+                return None
+            return ValueError(f"{name} must be in 0..{n_classes - 1}, got {int(index)}")
+
+        # Required: an index outside of the range would end the process of an accelerator in a failed assertion.
+        check_value(lambda: _most_extreme(labels), describe, labels.device, required=True)
     return labels.long()
+
+
+def _most_extreme(labels: Tensor) -> Tensor:
+    """Return the smallest label if it is negative, otherwise the largest."""
+    least, largest = torch.aminmax(labels)
+    return torch.where(least < 0, least, largest)
+
+
+def one_hot(indices: Tensor, n_classes: int) -> Tensor:
+    """Return class indices as one-hot rows, int64; unlike `torch.nn.functional.one_hot`, this reads no values.
+
+    Shapes:
+        ``[...] -> [..., classes]``
+    """
+    return (indices.unsqueeze(-1) == torch.arange(n_classes, device=indices.device)).long()
 
 
 def as_multi_hot(labels: Tensor, n_classes: int, name: str = "labels") -> Tensor:
@@ -34,13 +55,13 @@ def as_multi_hot(labels: Tensor, n_classes: int, name: str = "labels") -> Tensor
     if isinstance(labels, Tensor) and labels.dim() == 2:
         if labels.shape[1] != n_classes:
             raise ValueError(f"{name} must have one column for each of the {n_classes} classes, got {labels.shape[1]}")
-        if not torch.compiler.is_compiling() and not labels.is_meta and not bool(((labels == 0) | (labels == 1)).all()):
+        if is_readable(labels) and not bool(((labels == 0) | (labels == 1)).all()):
             other = labels[(labels != 0) & (labels != 1)][0].item()
             raise ValueError(f"{name} with one column per class must contain only 0 and 1, got {other}")
         return labels
     if isinstance(labels, Tensor) and labels.dim() != 1:
         raise ValueError(f"{name} must be class indices [B] or multi-hot rows [B, classes], got {list(labels.shape)}")
-    return F.one_hot(check_class_indices(labels, n_classes, name), n_classes)
+    return one_hot(check_class_indices(labels, n_classes, name), n_classes)
 
 
 def split_labels(labels: Tensor, n_classes: int, n_objects: int = 1, name: str = "labels") -> tuple[Tensor, Tensor]:
@@ -59,14 +80,14 @@ def split_labels(labels: Tensor, n_classes: int, n_objects: int = 1, name: str =
         return check_class_indices(labels, n_classes, name), as_multi_hot(labels, n_classes, name)
     if labels.dim() == 2 and labels.shape[1] == n_objects > 1 and labels.dtype in INTEGER_DTYPES:
         indices = check_class_indices(labels, n_classes, name)
-        present = F.one_hot(indices, n_classes).amax(1)
-        if not torch.compiler.is_compiling() and not labels.is_meta and bool((present.sum(1) != n_objects).any()):
+        present = one_hot(indices, n_classes).amax(1)
+        if is_readable(labels) and bool((present.sum(1) != n_objects).any()):
             raise ValueError(f"{name} must name {n_objects} different classes for each image, got the same class twice")
         return indices, present
     if labels.dim() == 2 and labels.shape[1] == n_classes:
         hot = as_multi_hot(labels, n_classes, name)
         counts = hot.sum(1)
-        if not torch.compiler.is_compiling() and not hot.is_meta and bool((counts != n_objects).any()):
+        if is_readable(hot) and bool((counts != n_objects).any()):
             n_labels = int(counts[counts != n_objects][0])
             raise ValueError(
                 f"{name} must name {n_objects} of {n_classes} classes for each image, got an image with {n_labels}"

@@ -4,11 +4,13 @@ import dataclasses
 import math
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
+
+from torchcaps._core.values import check_value, is_readable
 
 __all__ = [
     "DomainError",
@@ -123,17 +125,31 @@ def check_float(value: Any, name: str) -> None:
 def check_finite(tensor: Tensor | None, name: str) -> None:
     """Raise a ValueError if a tensor contains NaN or infinities, which routing would spread over every parent.
 
-    Costs one pass over the children, far less than the votes. Skipped inside a compiled or exported graph, which
-    can't raise on a value.
+    Costs one pass over the children, far less than the votes. Skipped if values can't be read; deferred on an
+    accelerator: see `torchcaps._core.values`.
     """
-    if tensor is None or torch.compiler.is_compiling() or tensor.is_meta:
+    if tensor is None or not is_readable(tensor):
         return
-    if bool(torch.isfinite(tensor.detach().sum())):
-        return  # one pass; a non-finite sum may also be an overflow, so count below
-    finite = torch.isfinite(tensor.detach())
-    if not bool(finite.all()):
-        n_bad = tensor.numel() - int(finite.sum())
-        raise ValueError(f"{name} must be finite, got {n_bad} NaN or infinite of {tensor.numel()} values")
+    tensor = tensor.detach()
+
+    def count_nonfinite() -> Tensor:
+        # A finite sum shows that all values are finite, in one pass; a non-finite one may also be an overflow.
+        if _sum_is_finite(tensor):
+            return torch.zeros(())
+        return (~torch.isfinite(tensor)).sum()
+
+    n_values = tensor.numel()
+
+    def describe(n_bad: float) -> Exception | None:
+        text = f"{name} must be finite, got {int(n_bad)} NaN or infinite of {n_values} values"
+        return ValueError(text) if n_bad else None
+
+    check_value(count_nonfinite, describe, tensor.device)
+
+
+def _sum_is_finite(tensor: Tensor) -> bool:
+    """Return whether the sum of a tensor in host memory is finite; False on an accelerator, where it is not read."""
+    return tensor.device.type == "cpu" and bool(torch.isfinite(tensor.sum()))
 
 
 class DomainError(ValueError):
@@ -144,7 +160,7 @@ def check_magnitude(limit: float | None, kind: str, name: str, *factors: Tensor,
     """Raise a `DomainError` if the product of the largest magnitudes of tensors, each at least 1, exceeds a limit.
 
     A factor below 1 does not permit larger other factors, because gradients with respect to it contain them. Costs one
-    pass over each tensor. Skipped inside a compiled or exported graph and inside ``vmap``.
+    pass over each tensor. Skipped if values can't be read; deferred on an accelerator.
 
     Args:
         limit: largest accepted product; ``None`` accepts everything.
@@ -153,39 +169,39 @@ def check_magnitude(limit: float | None, kind: str, name: str, *factors: Tensor,
         factors: the tensors.
         scale: another factor.
     """
-    if limit is None or torch.compiler.is_compiling():
+    if limit is None or not is_readable(*factors) or any(factor.numel() == 0 for factor in factors):
         return
-    if any(factor.is_meta or factor.numel() == 0 or _is_batched(factor) for factor in factors):
-        return
-    product = scale
-    for factor in factors:
-        least, largest = torch.aminmax(factor.detach())
-        product *= max(1.0, -float(least), float(largest))
-    if product > limit:
-        dtype = str(factors[0].dtype).removeprefix("torch.")
-        raise DomainError(
+    dtype = str(factors[0].dtype).removeprefix("torch.")
+
+    def describe(largest: float) -> Exception | None:
+        product = largest * scale
+        if not product > limit:
+            return None
+        return DomainError(
             f"{name} must be smaller: {kind} may reach {product:.1e}, and above {limit:.1e} squares or gradients could "
             f"overflow in {dtype}; normalise the values or use a wider dtype"
         )
 
+    check_value(lambda: _product_of_largest(factors), describe, factors[0].device)
 
-def _is_batched(tensor: Tensor) -> bool:
-    """Return whether a tensor is inside ``vmap``, where its values can't be read."""
-    functorch = torch._C._functorch  # type: ignore[attr-defined]
-    while functorch.is_functorch_wrapped_tensor(tensor):
-        if functorch.is_batchedtensor(tensor):
-            return True
-        tensor = functorch.get_unwrapped(tensor)
-    return False
+
+def _product_of_largest(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the product of the largest magnitudes of tensors, each at least 1, in float64 if the device has it."""
+    dtype = torch.float32 if tensors[0].device.type == "mps" else torch.float64
+    product = torch.ones((), dtype=dtype, device=tensors[0].device)
+    for tensor in tensors:
+        least, largest = torch.aminmax(tensor.detach())
+        product = product * torch.maximum(-least, largest).to(dtype).clamp_min(1)
+    return product
 
 
 def check_no_nan(values: Tensor, name: str) -> None:
     """Raise if scores are not floating-point or contain NaN, which compares as false and would be counted as a score.
 
-    Skipped inside a compiled or exported graph.
+    Skipped if values can't be read. Scores are results, so reading them is no additional synchronisation.
     """
     check_float(values, name)
-    if torch.compiler.is_compiling() or values.is_meta:
+    if not is_readable(values):
         return
     n_nan = int(torch.isnan(values.detach()).sum())
     if n_nan:
@@ -195,10 +211,12 @@ def check_no_nan(values: Tensor, name: str) -> None:
 def check_non_negative(activation: Tensor | None, name: str) -> None:
     """Raise a ValueError if an activation is negative: activations are probabilities.
 
-    Skipped inside a compiled or exported graph.
+    Skipped if values can't be read; deferred on an accelerator.
     """
-    if activation is None or torch.compiler.is_compiling() or activation.is_meta or activation.numel() == 0:
+    if activation is None or not is_readable(activation) or activation.numel() == 0:
         return
-    least = float(activation.detach().min())
-    if least < 0:
-        raise ValueError(f"{name} must not be negative, got {least:g}")
+
+    def describe(least: float) -> Exception | None:
+        return ValueError(f"{name} must not be negative, got {least:g}") if least < 0 else None
+
+    check_value(lambda: activation.detach().min(), describe, activation.device)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from torchcaps._core.labels import as_multi_hot, split_labels
 from torchcaps._core.validation import check_finite, check_float, check_no_nan
+from torchcaps._core.values import deferred_checks, is_batched
 from torchcaps.capsules import Capsules, as_capsules
 from torchcaps.losses import Reduction
 from torchcaps.models.builder import Layers
@@ -201,7 +202,8 @@ class Network(nn.Module, ABC):
             else:
                 labels = split_labels(labels, self.spec.classes, self.n_objects)[0]
         images = images.to(next(self.parameters()).dtype)
-        if self.channels_last and images.device.type != "cuda" and not torch.compiler.is_compiling():
+        is_plain = not torch.compiler.is_compiling() and not is_batched(images)
+        if self.channels_last and images.device.type != "cuda" and is_plain:
             # clone and not to(): with a single channel to() would keep the strides
             images = images.clone(memory_format=torch.channels_last)
         return images, labels
@@ -246,7 +248,11 @@ class CapsuleNetwork(Network):
             labels: class indices ``[B]`` or ``[B, objects]``, or multi-hot ``[B, classes]``.
             trace: return the coupling coefficients of every layer at every iteration.
         """
-        images, classes = self._prepare(images, labels)
+        with deferred_checks():
+            return self._forward(*self._prepare(images, labels), trace)
+
+    def _forward(self, images: Tensor, classes: Tensor | None, trace: bool) -> Output:
+        """Compute the output for checked images, and class indices to decode."""
         primary = self.front(images)
         traces = None
         if trace:
@@ -282,8 +288,9 @@ class ConvNetwork(Network):
 
     def forward(self, images: Tensor, labels: Tensor | None = None, trace: bool = False) -> Output:
         """Compute logits. Labels are validated only; the trace is empty."""
-        images, _ = self._prepare(images, labels)
-        return Output(self.front(images), trace=() if trace else None)
+        with deferred_checks():
+            images, _ = self._prepare(images, labels)
+            return Output(self.front(images), trace=() if trace else None)
 
 
 def _align_to_labels(predicted: Tensor, labels: Tensor) -> Tensor:

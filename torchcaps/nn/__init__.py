@@ -1,5 +1,6 @@
 """Capsule layers, primary capsules, activations, decoder and layer stacks."""
 
+from torchcaps._core.values import deferred_checks
 from torchcaps.nn.activations import CapsuleActivation, ExpSquash, Squash, exp_squash, length, squash
 from torchcaps.nn.decoder import Decoder
 from torchcaps.nn.dropout import ImageDropout, image_dropout
@@ -18,6 +19,7 @@ __all__ = [
     "ImageDropout",
     "PrimaryCapsules",
     "Squash",
+    "deferred_checks",
     "exp_squash",
     "image_dropout",
     "length",

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from torchcaps._core.labels import check_class_indices
 from torchcaps._core.validation import check_finite
+from torchcaps._core.values import is_readable
 from torchcaps.capsules import Capsules, as_capsules
 from torchcaps.nn.sizes import as_count
 
@@ -116,9 +117,9 @@ class Decoder(nn.Module):
 
 def _check_not_multi_hot(labels: Tensor, n_classes: int) -> None:
     """Raise a ValueError if labels are multi-hot rows, which would be read as class indices 0 and 1."""
-    if torch.compiler.is_compiling() or labels.dim() != 2 or labels.shape[1] != n_classes or n_classes < 3:
+    if not is_readable(labels) or labels.dim() != 2 or labels.shape[1] != n_classes or n_classes < 3:
         return
-    if not labels.is_meta and labels.numel() and bool(((labels == 0) | (labels == 1)).all()):
+    if labels.numel() and bool(((labels == 0) | (labels == 1)).all()):
         raise ValueError(
             "labels must be the indices of the classes to reconstruct, [B] or [B, K], got multi-hot rows of "
             f"{n_classes} classes"

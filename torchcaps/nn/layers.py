@@ -54,7 +54,7 @@ class CapsuleLayer(nn.Module, ABC):
     """Base class of capsule layers: weights, the routing's coefficients, and stored or streamed votes.
 
     Under autocast a layer computes in the dtype of its weights: routing is a fixed-point iteration, and half precision
-    would distort its sums and exponentials.
+    would distort its sums and exponentials. Inside ``torch.vmap`` and forward-mode differentiation votes are stored.
 
     Attributes:
         dropout: dropout of the input capsules, if the routing has any (`Attention`); otherwise ``None``. Another

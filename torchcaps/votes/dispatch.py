@@ -19,6 +19,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from torchcaps._core.values import in_vmap_or_forward_mode
 from torchcaps.votes.cpu.build import has_kernel
 from torchcaps.votes.reductions import Reduction, kernel_index
 from torchcaps.votes.wiring import Wiring
@@ -256,6 +257,8 @@ class VotePath(enum.Enum):
 def choose_path(streamed: bool | Literal["auto"], weight: Tensor, vote_bytes: int, lanes: int) -> VotePath:
     """Return the path of a capsule layer.
 
+    Inside ``torch.vmap`` and forward-mode differentiation votes are stored: streamed reductions have rules for neither.
+
     Args:
         streamed: the layer's option: ``False`` stores, ``True`` streams, ``"auto"`` chooses the faster path.
         weight: the layer's transformation matrices, ``[..., X, J, Y]``.
@@ -266,6 +269,8 @@ def choose_path(streamed: bool | Literal["auto"], weight: Tensor, vote_bytes: in
     >>> choose_path("auto", weight, vote_bytes=40_000, lanes=64), choose_path(False, weight, 2**30, 64)
     (<VotePath.STORED: 'stored'>, <VotePath.STORED: 'stored'>)
     """
+    if in_vmap_or_forward_mode():
+        return VotePath.STORED
     if streamed == "auto":
         large = vote_bytes > MAX_STORED_BYTES
         if not large and (vote_bytes <= MIN_KERNEL_BYTES or lanes < MIN_KERNEL_LANES or not kernel_is_fast(weight)):

@@ -11,12 +11,20 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
+from torchcaps._core.values import is_batched
 from torchcaps.capsules import disable_autocast
 from torchcaps.votes import dispatch, reductions
 from torchcaps.votes.base import Attended, Votes
 from torchcaps.votes.cpu import kernel
 from torchcaps.votes.custom_ops import reduce_votes_op, sum_votes_op
-from torchcaps.votes.dense import bias_gradient, compute_votes, concat_children, slot_gradient, weight_gradient
+from torchcaps.votes.dense import (
+    DenseVotes,
+    bias_gradient,
+    compute_votes,
+    concat_children,
+    slot_gradient,
+    weight_gradient,
+)
 from torchcaps.votes.dispatch import ChunkPlan, folds_mix, kernel_supports
 from torchcaps.votes.reductions import Reduction
 from torchcaps.votes.shared_coupling import FoldedSum, SumFunction, folded_mix, folded_sum, shared_by_images
@@ -97,8 +105,11 @@ def reduce_gradients(
 ) -> tuple[Tensor | None, ...]:
     """Recompute the votes; return the gradients of children, weight, bias and the reduction's arguments.
 
-    If gradients are enabled (double backward), torch computes them, so that they can be differentiated again.
+    If gradients are enabled (double backward), torch computes them, so that they can be differentiated again. For
+    gradients inside ``vmap`` (``torch.func.jacrev``) all votes are computed at once.
     """
+    if is_batched(gradient):
+        return _gradients_of_stored_votes(reduction, plan, gradient, pose, weight, bias, *arguments)
     if not torch.is_grad_enabled() and kernel_supports(
         reduction, plan.wiring, pose, weight, bias, gradient, *arguments
     ):
@@ -121,6 +132,27 @@ def reduce_gradients(
         for window, part in zip(windows, slots_grad.chunk(plan.wiring.children_per_slot, dim=-1), strict=True):
             window.add_(part.flatten(-2))
     return plan.wiring.unpad(padded_grad), weight_grad, bias_grad, *argument_grads
+
+
+def _gradients_of_stored_votes(
+    reduction: type[Reduction],
+    plan: ChunkPlan,
+    gradient: Tensor,
+    pose: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *arguments: Tensor,
+) -> tuple[Tensor | None, ...]:
+    """Return the same as `reduce_gradients`, without in-place operations, which ``vmap`` does not have."""
+
+    def compute(pose: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return DenseVotes.make(pose, weight, bias, plan.rows, plan.wiring).dense()
+
+    inputs = [pose, weight] if bias is None else [pose, weight, bias]
+    votes, vjp = torch.func.vjp(compute, *inputs)[:2]
+    votes_grad, *argument_grads = reduction.gradients(votes, gradient, *arguments)
+    pose_grad, weight_grad, *bias_grads = vjp(votes_grad)
+    return pose_grad, weight_grad, *(bias_grads or [None]), *argument_grads
 
 
 class StreamedReduction(torch.autograd.Function):

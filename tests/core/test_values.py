@@ -1,0 +1,88 @@
+"""Checks of values: skipped where there is nothing to read, and one synchronisation per forward on an accelerator."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import torchcaps
+from torchcaps._core import validation, values
+from torchcaps._core.validation import DomainError, check_finite, check_magnitude, check_non_negative
+from torchcaps._core.values import deferred_checks, in_vmap_or_forward_mode, is_readable
+from torchcaps.models.registry import find_model
+
+
+class CountReads(TorchDispatchMode):
+    """Count the operations that wait for an accelerator: reads of a single value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.n_reads = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.n_reads += function is torch.ops.aten._local_scalar_dense.default
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Treat the CPU as an accelerator."""
+    monkeypatch.setattr(values, "_is_host", lambda device: False)
+    monkeypatch.setattr(validation, "_sum_is_finite", lambda tensor: False)
+
+
+def test_values_inside_vmap_are_not_read() -> None:
+    bad = torch.tensor([[1.0, torch.nan]])
+    seen = []
+
+    def run(x: Tensor) -> Tensor:
+        seen.append((is_readable(x), in_vmap_or_forward_mode()))
+        check_finite(x, "x")
+        return x
+
+    torch.vmap(run)(bad)
+    torch.func.grad(lambda x: run(x).sum())(bad[0, :1])  # values of a gradient transform can be read
+    assert seen == [(False, True), (True, False)]
+    with pytest.raises(ValueError, match="1 NaN or infinite of 2"):
+        torch.func.grad(lambda x: run(x).sum())(bad)
+
+
+@pytest.mark.usefixtures("accelerator")
+def test_deferred_checks_raise_the_first_error_at_the_end() -> None:
+    nan, negative = torch.tensor([torch.nan, 1.0]), torch.tensor([0.5, -2.0])
+    check_finite(nan, "outside")  # not read
+    done = []
+
+    def run_checks(error: Exception | None = None) -> None:
+        with deferred_checks():
+            check_finite(negative, "first")
+            with deferred_checks():  # joins the outer one
+                check_finite(nan, "second")
+            check_non_negative(negative, "third")
+            done.append(True)
+            if error is not None:
+                raise error
+
+    with pytest.raises(ValueError, match=r"second must be finite, got 1 NaN or infinite of 2"):
+        run_checks()
+    with pytest.raises(KeyError):  # another error is not replaced
+        run_checks(KeyError())
+    assert len(done) == 2
+    with pytest.raises(ValueError, match=r"third must not be negative, got -2"), deferred_checks():
+        check_non_negative(negative, "third")
+    with pytest.raises(DomainError, match=r"8\.0e\+30"), deferred_checks():
+        check_magnitude(1e20, "votes", "pose", torch.full((2,), 4e15), torch.full((2,), -1e15), scale=2)
+
+
+@pytest.mark.usefixtures("accelerator")
+@pytest.mark.parametrize("name", ["capsnet_small", "hinton2018_smallnorb", "tsai2020_cifar10"])
+def test_forward_on_an_accelerator_reads_no_value_per_layer(name: str) -> None:
+    model = torchcaps.create_model(name, **find_model(name).spec.smoke_changes()).eval()
+    images = torch.rand(2, *model.spec.image)
+    with CountReads() as count:
+        model(images)
+    assert count.n_reads == 0  # the deferred checks are copied to the host as one tensor
+    with torch.no_grad():
+        next(model.front.parameters()).fill_(torch.nan)
+    with pytest.raises(ValueError, match="must be finite"):
+        model(images)
