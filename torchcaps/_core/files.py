@@ -1,8 +1,10 @@
 """Atomic file writes: a file is written next to its target, synced to disk and then renamed over it."""
 
 import contextlib
+import errno
 import os
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +13,8 @@ from pathlib import Path
 __all__ = [
     "STAGING_PREFIX",
     "atomic_path",
+    "check_inside",
+    "check_regular_file",
     "move_into_place",
     "move_tree_into_place",
     "reason_of",
@@ -120,6 +124,21 @@ def write_atomic(
     """Write bytes, or text as UTF-8, atomically; see `atomic_path`."""
     with atomic_path(path, error, sweep) as temporary:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def check_regular_file(path: Path) -> None:
+    """Raise an OSError if an existing path is not a regular file: opening a FIFO or a device could wait forever."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+
+
+def check_inside(path: Path, directory: Path) -> None:
+    """Raise an OSError if a path, after following symbolic links, is outside of a directory.
+
+    Writing to a link in a directory from a stranger would change a file of the user's elsewhere.
+    """
+    if not path.resolve().is_relative_to(directory.resolve()):
+        raise OSError(errno.EPERM, f"a symbolic link out of {directory}", str(path))
 
 
 def reason_of(error: OSError) -> str:

@@ -16,6 +16,7 @@ from torchcaps.cli.parser import Parser, annotation_of, field_help
 from torchcaps.data import Dataset
 from torchcaps.data.registry import create_dataset, find_spec, is_image_folder
 from torchcaps.training.inference import TrainedRun, load_run
+from torchcaps.training.settings_file import may_download
 from torchcaps.training.setup import open_test_set
 
 __all__ = [
@@ -99,10 +100,11 @@ def open_dataset(run: TrainedRun, options: Any, split: str | None = None) -> Dat
     """
     spec = run.spec
     split = split or options.split
+    download = options.data_dir is not None or may_download(spec.data_dir)
     if options.data_dir is not None:
         spec = dataclasses.replace(spec, data_dir=options.data_dir)
     if options.data is None and split == "test":
-        dataset = open_test_set(spec)
+        dataset = open_test_set(spec, download)
         if dataset is None:
             raise ValueError(f"{run.path} has no test set: choose a data set with --data")
         return dataset
@@ -110,4 +112,5 @@ def open_dataset(run: TrainedRun, options: Any, split: str | None = None) -> Dat
     if options.data is not None:
         fields = {k: v for k, v in dict(options.get("data_options") or {}).items() if v is not None}
     name = options.data or spec.recipe.data
-    return create_dataset(name, str(split), None if is_image_folder(name) else spec.data_dir, **fields)
+    root = None if is_image_folder(name) else spec.data_dir
+    return create_dataset(name, str(split), root, download=download, **fields)

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import torch
 
+from torchcaps._core.files import check_inside, reason_of
 from torchcaps.cli.console import escape_control
 from torchcaps.cli.options import add_run_flags, load_runs, set_num_threads
 from torchcaps.cli.parser import Parser
@@ -54,7 +55,7 @@ def predict_command(arguments: list[str]) -> None:
             predictions.append(predict(run, path, options.polarity, options.fit, options.max_megapixels))
         except DataError as error:
             problems.append((path, str(error)))
-    out = Path(options.out).expanduser() if options.out else None if options.json else run.path / "predictions"
+    out = Path(options.out).expanduser() if options.out else None if options.json else _default_output(run)
     figures: list[list[Path]] = [[] for _ in predictions]
     if out is not None:
         names = _figure_names(predictions)
@@ -69,6 +70,16 @@ def predict_command(arguments: list[str]) -> None:
         print(f"torchcaps: {escape_control(problem)}", file=sys.stderr)
     if problems:
         raise DataError(problems[-1][1])
+
+
+def _default_output(run: TrainedRun) -> Path:
+    """Return the directory of the figures in the run directory; raise a ValueError if it is a link out of it."""
+    out = run.path / "predictions"
+    try:
+        check_inside(out, run.path)
+    except OSError as error:
+        raise ValueError(f"{out} must not be written: it is {reason_of(error)}; use --out DIRECTORY") from error
+    return out
 
 
 def _figure_names(predictions: list[Prediction]) -> list[str]:

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import os
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from torchcaps.models.registry import ModelEntry, find_model
 from torchcaps.models.schedules import LRSchedule
 from torchcaps.training.config import RunSpec
 from torchcaps.training.run_dir import RunDirectory
-from torchcaps.training.settings_file import check_registered, read_settings
+from torchcaps.training.settings_file import RESOURCES, check_registered, limit_resources, may_download, read_settings
 
 __all__ = ["train_command", "train_help"]
 
@@ -91,11 +92,15 @@ def train_command(arguments: list[str]) -> None:
     with _errors_by_flag(entry, flags, line):
         spec = _run_spec(entry, folder, parser.instantiate(options), given, flags)
     sizes = frozenset(name for name in SIZE_FIELDS if flags.get(name) in given)
+    spec, notes = limit_resources(spec, [name for name in RESOURCES if flag_of(name) in line.sources])
+    download = "--data-dir" not in line.sources or may_download(spec.data_dir)
 
     def run() -> Any:
         from torchcaps.training import train
 
-        return train(spec, options.out, sizes)
+        for note in notes:
+            warnings.warn(note, stacklevel=1)
+        return train(spec, options.out, sizes, download=download)
 
     run_training(arguments, spec.devices, run)
 
@@ -305,8 +310,8 @@ def _resume(parser: Parser, options: Any, given: set[str], arguments: list[str])
     def run() -> Any:
         from torchcaps.training import resume
 
-        return resume(options.resume, change, trust_remote_code=options.trust_remote_code)
+        trust, own = options.trust_remote_code, "data_dir" in changes
+        return resume(options.resume, change, trust_remote_code=trust, own_data_dir=own)
 
-    directory = RunDirectory.open(options.resume)
-    devices = changes.get("devices") or directory.read_config(options.trust_remote_code).devices
-    run_training(arguments, devices, run)
+    recorded, _ = limit_resources(RunDirectory.open(options.resume).read_config(options.trust_remote_code))
+    run_training(arguments, changes.get("devices") or recorded.devices, run)

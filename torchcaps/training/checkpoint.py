@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchcaps._core.files import move_into_place, reason_of, staging_directory, sync_directory, sync_file
+from torchcaps._core.files import (
+    check_regular_file,
+    move_into_place,
+    reason_of,
+    staging_directory,
+    sync_directory,
+    sync_file,
+)
 from torchcaps._core.optional import import_optional
 from torchcaps.data import SubtractMeanImage
 from torchcaps.models import create_model
@@ -202,6 +209,7 @@ def read_checkpoint(path: Path, device: torch.device | str = "cpu") -> Checkpoin
     """Read a checkpoint and verify its format and checksum."""
     safetensors = import_optional("safetensors", "a checkpoint")
     try:
+        check_regular_file(path)
         with safetensors.safe_open(path, "pt", device="cpu") as file:
             header = file.metadata() or {}
             if header.get("format") != FORMAT:
@@ -229,6 +237,7 @@ def read_checkpoint_state(path: Path) -> dict[str, Any] | None:
     """
     safetensors = import_optional("safetensors", "a checkpoint")
     try:
+        check_regular_file(path)
         with safetensors.safe_open(path, "pt", device="cpu") as file:
             return json.loads((file.metadata() or {})["state"])
     except (OSError, safetensors.SafetensorError, KeyError, ValueError):

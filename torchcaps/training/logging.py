@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from torchcaps._core.files import reason_of, write_atomic
+from torchcaps._core.files import check_regular_file, reason_of, write_atomic
 from torchcaps._core.optional import import_optional
 from torchcaps.models import Network
 from torchcaps.profiling.memory import estimate_memory
@@ -98,6 +98,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     try:
+        check_regular_file(path)
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise RunError(f"{path} can't be read: {reason_of(error)}") from error

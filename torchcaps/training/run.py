@@ -27,6 +27,7 @@ from torchcaps.training.evaluation import Evaluation
 from torchcaps.training.figures import draw_run
 from torchcaps.training.logging import ConsoleLogger, describe_run
 from torchcaps.training.run_dir import RunDirectory
+from torchcaps.training.settings_file import limit_resources, may_download
 from torchcaps.training.setup import RunData, adapt_to_data, build_loader, build_network, check_n_objects, open_data
 from torchcaps.training.state import BestResult, StopReason
 from torchcaps.training.trainer import EvaluationInterrupted, Trainer
@@ -74,6 +75,7 @@ def train(
     console: ConsoleLogger | None = None,
     figures: bool = True,
     clock: Callable[[], float] = time.monotonic,
+    download: bool = True,
 ) -> TrainResult:
     """Train a model in a new run directory.
 
@@ -85,11 +87,12 @@ def train(
         console: prints the progress (default: a bar on a terminal, lines otherwise).
         figures: draw learning curves, reconstructions and the confusion matrix at the end.
         clock: returns seconds, for time limits.
+        download: download missing data.
     """
     check_device(spec.device)
     if out is not None and process_rank() == 0:
         RunDirectory.create(out, "").release()  # reports an unusable directory before any data is loaded
-    data = open_data(spec)
+    data = open_data(spec, download)
     spec = adapt_to_data(spec, data, fixed)
     network = build_network(spec)
     check_n_objects(network, data)
@@ -120,8 +123,11 @@ def resume(
     figures: bool = True,
     clock: Callable[[], float] = time.monotonic,
     trust_remote_code: bool = False,
+    own_data_dir: bool = False,
 ) -> TrainResult:
     """Continue a run from its newest intact checkpoint.
+
+    Processes and threads that its settings ask for are limited (`torchcaps.training.settings_file.limit_resources`).
 
     Args:
         path: the run directory.
@@ -130,12 +136,17 @@ def resume(
         figures: as for `train`.
         clock: as for `train`.
         trust_remote_code: as for `load_run`.
+        own_data_dir: ``data_dir`` is the user's choice, so missing data may be downloaded to it. By default, data is
+            downloaded only if the directory is the user's own (see `torchcaps.data.storage.data_root`) or if ``change``
+            has changed it.
     """
     with RunDirectory.open(path) as directory:
         if process_rank() == 0:
             directory.lock()
             directory.remove_staging()
-        spec = change(directory.read_config(trust_remote_code))
+        recorded, notes = limit_resources(directory.read_config(trust_remote_code))
+        spec = change(recorded)
+        download = own_data_dir or spec.data_dir != recorded.data_dir or may_download(spec.data_dir)
         check_device(spec.device)
         checkpoint, problems = directory.newest_checkpoint()
         if problems and checkpoint is None:
@@ -145,13 +156,15 @@ def resume(
                 check_model_size(checkpoint, spec)
             except CheckpointError as error:
                 raise CheckpointError(f"{directory.path}: {error}") from error
-        data = open_data(spec)
+        data = open_data(spec, download)
         adapt_to_data(spec, data, frozenset({"image", "classes", "n_objects"}))  # raises if the data has changed
         network = build_network(spec)
         check_n_objects(network, data)
         _check_settings(spec, network, data)
         engine, console = Engine(spec), console or ConsoleLogger(process_rank() == 0)
         trainer = Trainer(spec, directory, engine, data, network, console, clock)
+        for note in notes:
+            console.print(f"warning: {note}")
         for problem in problems:
             console.print(f"warning: {problem}; resuming from the previous checkpoint")
         best_was_damaged = engine.is_main and _remove_damaged_best(trainer)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Self
 from weakref import WeakSet
 
-from torchcaps._core.files import STAGING_PREFIX, reason_of, write_atomic
+from torchcaps._core.files import STAGING_PREFIX, check_inside, check_regular_file, reason_of, write_atomic
 from torchcaps._core.optional import import_optional
 from torchcaps._core.registry import UntrustedCodeError
 from torchcaps.training.checkpoint import Checkpoint, read_checkpoint
@@ -102,7 +102,10 @@ class RunDirectory:
         """Lock the directory until `release` or the end of this process; raise if another process has locked it."""
         if self._lock is not None:
             return
+        self.check_links()
         try:
+            if (self.path / "lock").exists():
+                check_regular_file(self.path / "lock")
             lock = io.FileIO(self.path / "lock", "a+")
         except OSError as error:
             raise RunError(f"{self.path} is not writable: {reason_of(error)}") from error
@@ -119,11 +122,20 @@ class RunDirectory:
         self._lock = lock
         _LOCKED.add(self)
 
+    def check_links(self) -> None:
+        """Raise a `RunError` if a file or directory that a run writes is a symbolic link out of the run directory."""
+        for path in [*self.path.iterdir(), *self.last.parent.glob("*"), *self.figures.glob("*")]:
+            try:
+                check_inside(path, self.path)
+            except OSError as error:
+                raise RunError(f"{path} must not be written: it is {reason_of(error)}; replace it by a copy") from error
+
     def is_locked(self) -> bool:
         """Return whether a process has locked the directory; the lock of a dead process does not count."""
         if fcntl is None:
             return False
         try:
+            check_regular_file(self.path / "lock")
             with (self.path / "lock").open() as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -5,23 +5,31 @@ process. Anything else would be imported, which executes code, and needs ``trust
 command line and an argument in Python, never a setting in a file.
 """
 
+import dataclasses
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torchcaps._core.files import reason_of
+from torchcaps._core.files import check_regular_file, reason_of
+from torchcaps._core.machine import available_cores
 from torchcaps._core.optional import import_optional
 from torchcaps._core.registry import UntrustedCodeError, is_import_path
 from torchcaps._core.serialize import find_class
 from torchcaps.data.registry import DATASETS, is_image_folder
+from torchcaps.data.storage import data_root
 from torchcaps.models.registry import MODELS
 
-__all__ = ["check_registered", "read_settings"]
+if TYPE_CHECKING:
+    from torchcaps.training.config import RunSpec
+
+__all__ = ["RESOURCES", "check_registered", "limit_resources", "may_download", "read_settings"]
 
 MAX_BYTES = 2**20  # the config.yaml of a run has about 2 KiB
 MAX_NODES = 100_000  # values in a file; aliases can multiply a few lines to billions of values
+RESOURCES = ("devices", "num_threads", "num_workers")
+MIN_RESOURCE_LIMIT = 8  # accepted on any machine
 CLASS_KEYS = {"class_path", "init_args", "lr_schedule", "routing"}  # their values may be names of classes
 
 
@@ -30,6 +38,7 @@ def read_settings(path: str | os.PathLike[str]) -> dict[str, Any]:
     yaml = import_optional("yaml", "a file of settings")
     file = Path(path).expanduser()
     try:
+        check_regular_file(file)  # reading a FIFO would wait forever
         size = file.stat().st_size
         if size > MAX_BYTES:
             raise ValueError(f"{path} is too large for a file of settings: {size:,} bytes, at most {MAX_BYTES:,}")
@@ -52,6 +61,34 @@ def read_settings(path: str | os.PathLike[str]) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ValueError(f"{path} must be a mapping of settings, such as 'epochs: 5', got {type(values).__name__}")
     return values
+
+
+def limit_resources(spec: "RunSpec", names: Collection[str] = RESOURCES) -> tuple["RunSpec", list[str]]:
+    """Limit the processes and threads that a file of settings asks for to one per core, or 8 if there are fewer cores.
+
+    Args:
+        spec: settings of a run.
+        names: settings that the file decides; others, which the user has given, are not limited.
+
+    Returns:
+        The settings, and a message for each one that was changed.
+    """
+    limit = max(MIN_RESOURCE_LIMIT, available_cores())
+    values = {name: getattr(spec, name) for name in names}
+    excess = {name: value for name, value in values.items() if value is not None and value > limit}
+    notes = [
+        f"{name} {value:,} is limited to {limit}: give --{name.replace('_', '-')} for more"
+        for name, value in excess.items()
+    ]
+    return dataclasses.replace(spec, **dict.fromkeys(excess, limit)), notes
+
+
+def may_download(data_dir: str | None) -> bool:
+    """Return whether missing data may be downloaded to a directory that a file of settings names.
+
+    The file may decide from which directory data is read. Files are written to the user's own data directory only.
+    """
+    return data_dir is None or Path(data_dir).expanduser().resolve() == data_root().resolve()
 
 
 def _count_nodes(values: Any, count: int = 0) -> int:

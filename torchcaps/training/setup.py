@@ -69,17 +69,22 @@ class Worker(Protocol):
         ...
 
 
-def open_data(spec: RunSpec) -> RunData:
-    """Open the data of a run: limit and split the training set, fit the pipeline to it, and open the test set."""
+def open_data(spec: RunSpec, download: bool = True) -> RunData:
+    """Open the data of a run: limit and split the training set, fit the pipeline to it, and open the test set.
+
+    Args:
+        spec: settings of the run.
+        download: download missing files.
+    """
     recipe = spec.recipe
-    train = _open_split(recipe.data, "train", spec.data_dir, spec.data_options)
+    train = _open_split(recipe.data, "train", spec.data_dir, spec.data_options, download)
     if spec.max_train_images is not None:
         train = limit_images(train, spec.max_train_images)
     val = None
     if recipe.val_fraction:
         train, val = _split(train, recipe.val_fraction, spec.seed)
     elif "val" in _splits(recipe.data, spec):
-        val = _open_split(recipe.data, "val", spec.data_dir, spec.data_options)
+        val = _open_split(recipe.data, "val", spec.data_dir, spec.data_options, download)
     pipeline = create_pipeline(recipe.augmentation)
     try:
         pipeline.output_shape(train.shape)
@@ -90,16 +95,21 @@ def open_data(spec: RunSpec) -> RunData:
         ) from error
     if not pipeline.is_fitted:
         pipeline = pipeline.fit(train)
-    return RunData(train, val, open_test_set(spec), pipeline)
+    return RunData(train, val, open_test_set(spec, download), pipeline)
 
 
-def open_test_set(spec: RunSpec) -> Dataset | None:
-    """Return the test set of a run: its ``test_data``, otherwise the test split of its training data, if any."""
+def open_test_set(spec: RunSpec, download: bool = True) -> Dataset | None:
+    """Return the test set of a run: its ``test_data``, otherwise the test split of its training data, if any.
+
+    Args:
+        spec: settings of the run.
+        download: download missing files.
+    """
     recipe = spec.recipe
     if recipe.test_data:
-        dataset = _open_split(recipe.test_data, "test", spec.data_dir, spec.test_options)
+        dataset = _open_split(recipe.test_data, "test", spec.data_dir, spec.test_options, download)
     elif "test" in _splits(recipe.data, spec):
-        dataset = _open_split(recipe.data, "test", spec.data_dir, spec.data_options)
+        dataset = _open_split(recipe.data, "test", spec.data_dir, spec.data_options, download)
     else:
         return None
     return limit_images(dataset, spec.max_test_images)
@@ -118,7 +128,7 @@ def limit_images(dataset: Dataset, max_images: int | None) -> Dataset:
     return dataset.subset(indices.sort().values)
 
 
-def _open_split(name: str, split: str, data_dir: str | None, options: dict[str, Any]) -> Dataset:
+def _open_split(name: str, split: str, data_dir: str | None, options: dict[str, Any], download: bool) -> Dataset:
     """Return a split of a data set; raise an error that states the flag to use if there is none."""
     if not name:
         raise ValueError("the model's recipe has no data set: choose one with --data (see 'torchcaps data list')")
@@ -126,7 +136,8 @@ def _open_split(name: str, split: str, data_dir: str | None, options: dict[str, 
         raise ValueError(
             "data 'folder' needs a directory of images with one subdirectory per class: torchcaps train ./my_images"
         )
-    dataset = create_dataset(name, split, None if is_image_folder(name) else data_dir, **options)
+    root = None if is_image_folder(name) else data_dir
+    dataset = create_dataset(name, split, root, download=download, **options)
     if not len(dataset):
         raise DataError(f"split {split!r} of {dataset.name} contains no images")
     return dataset
