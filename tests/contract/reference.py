@@ -72,12 +72,8 @@ def constant_agreements(layer: CapsuleLayer, values: dict[str, Any]) -> list[Any
     if getattr(r, "gradient", "full") != "last":
         return None
     coefficients, images = routing_coefficients(values), range(len(values["children.pose"]))
-    return [
-        dynamic.agreements(
-            make_sites(layer, values, image), coefficients, r.iterations, r.leak, r.prior, r.bias, r.competition
-        )
-        for image in images
-    ]
+    options = {field.name: getattr(r, field.name) for field in fields(r) if field.name != "gradient"}
+    return [dynamic.agreements(make_sites(layer, values, image), coefficients, **options) for image in images]
 
 
 def stack_field(parents: list[list[Parents]], field: str, like: Tensor) -> Tensor:

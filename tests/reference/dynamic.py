@@ -4,22 +4,22 @@ from .arithmetic import dot, softmax, squash, weighted_sum
 from .sites import Parents
 
 
-def route(sites, p, iterations, gradient, leak, prior, bias, competition, constant_agreements=None):
+def route(sites, p, iterations, gradient, leak, prior, bias, competition, normalize, constant_agreements=None):
     """Route; ``constant_agreements``, one [i][j] per site, replace the computed agreements (``gradient="last"``)."""
     if constant_agreements is None:
-        constant_agreements = agreements(sites, p, iterations, leak, prior, bias, competition)
-    couplings = _couplings(sites, _logits(sites, p, prior, constant_agreements), leak, competition)
+        constant_agreements = agreements(sites, p, iterations, leak, prior, bias, competition, normalize)
+    couplings = _couplings(sites, _logits(sites, p, prior, constant_agreements), leak, competition, normalize)
     return [
         Parents(_parents(site, coupling, p, bias), None, coupling)
         for site, coupling in zip(sites, couplings, strict=True)
     ]
 
 
-def agreements(sites, p, iterations, leak, prior, bias, competition):
+def agreements(sites, p, iterations, leak, prior, bias, competition, normalize):
     """Return the agreements accumulated before the last iteration, one [i][j] per site."""
     accumulated = [[[0.0] * len(vote) for vote in site.votes] for site in sites]
     for _ in range(iterations - 1):
-        couplings = _couplings(sites, _logits(sites, p, prior, accumulated), leak, competition)
+        couplings = _couplings(sites, _logits(sites, p, prior, accumulated), leak, competition, normalize)
         for site, coupling, agreement in zip(sites, couplings, accumulated, strict=True):
             v = _parents(site, coupling, p, bias)
             for i in range(len(site.votes)):
@@ -36,7 +36,7 @@ def _logits(sites, p, prior, accumulated):
     ]
 
 
-def _couplings(sites, logits, leak, competition):
+def _couplings(sites, logits, leak, competition, normalize):
     """Return the couplings of each site, [i][j]: eq. 3 over the parents of one site, or of all sites of a child."""
     groups = {}
     for s, site in enumerate(sites):
@@ -45,10 +45,17 @@ def _couplings(sites, logits, leak, competition):
     couplings = [[[0.0] * len(row) for row in rows] for rows in logits]
     for members in groups.values():
         competitors = [x for s, i in members for x in logits[s][i]]
-        coefficients = iter(softmax([0.0, *competitors])[1:] if leak else softmax(competitors))
+        function = softmax if normalize == "softmax" else _maxmin
+        coefficients = iter(function([0.0, *competitors])[1:] if leak else function(competitors))
         for s, i in members:
             couplings[s][i] = [next(coefficients) for _ in logits[s][i]]
     return couplings
+
+
+def _maxmin(logits):
+    """Zhao 2019, with p = 0 and q = 1: max-min normalisation."""
+    least, largest = min(logits), max(logits)
+    return [(x - least) / (largest - least) if largest > least else 1.0 for x in logits]
 
 
 def _parents(site, coupling, p, bias):

@@ -49,8 +49,11 @@ def test_initial_weights_of_attention_are_glorot_uniform() -> None:
 
 
 def test_default_fields() -> None:
-    dynamic = Dynamic(iterations=3, gradient="full", leak=False, prior=False, bias=False, competition="local")
+    dynamic = Dynamic(
+        iterations=3, gradient="full", leak=False, prior=False, bias=False, competition="local", normalize="softmax"
+    )
     assert Dynamic() == dynamic
+    assert Uniform() == Uniform(over="parents")
     em = EM(
         iterations=2,
         competition="local",

@@ -3,7 +3,18 @@
 import torch
 
 from tests.routing.golden import assert_golden, wave
-from torchcaps.routing import HeinsenEM, KMeans, SelfAttention, SelfRouting, VariationalBayes, route
+from torchcaps.nn import DenseCapsules
+from torchcaps.routing import (
+    Dynamic,
+    Heinsen,
+    HeinsenEM,
+    KMeans,
+    SelfAttention,
+    SelfRouting,
+    Uniform,
+    VariationalBayes,
+    route,
+)
 
 
 def test_self_attention() -> None:
@@ -87,3 +98,54 @@ def test_k_means() -> None:
     assert_golden(parents.pose[0], [[0.47911396, 0.51133475], [0.31436795, 0.44326322]])
     _, trace = route(votes, KMeans(similarity="cosine"), trace=True)
     assert_golden(trace.states[-1].memory[0][0], [[0.94606178, 1.0304583], [0.5691909, 0.89411486]])
+
+
+def test_heinsen() -> None:
+    children = wave((3, 2), 0.2)
+    scaled = children / 3**0.5
+    votes = torch.einsum("ik,jk,kd->ijd", scaled, wave((2, 2), 0.5), wave((2, 3), 0.6)) + wave((2, 3), 0.7, 0.1)
+    coefficients = {
+        "score_weight": wave((3, 2), 0.3),
+        "score_bias": wave((3,), 0.4),
+        "prediction": wave((3, 2), 0.8),
+        "prediction_gain": wave((2, 2), 0.9),
+        "prediction_bias": wave((2, 2), 1.0, 0.1),
+        "similarity_weight": wave((3, 2), 1.1),
+        "similarity_bias": wave((3, 2), 1.2, 0.1),
+        "beta_use": wave((3, 2), 1.3),
+        "beta_ign": wave((3, 2), 1.4),
+    }
+    parents, trace = route(votes[None], Heinsen(), children=children[None], coefficients=coefficients, trace=True)
+    credit = [[0.04021763, -0.02727343], [0.10866876, 0.09581993], [-0.03343579, 0.05788434]]
+    assert_golden(trace.couplings[-1][0], credit)
+    chosen = [[0.53526472, 0.46473528], [0.60691416, 0.39308584], [0.54193398, 0.45806602]]
+    assert_golden(trace.logits[-1][0].softmax(-1), chosen)
+    pose = [[1.15291071, 0.12139641, -1.27430711], [-0.27088031, 1.16366599, -0.89278568]]
+    assert_golden(parents.pose[0], pose)
+
+
+def test_maxmin_normalisation() -> None:
+    parents, trace = route(wave((1, 3, 3, 2), 0.65), Dynamic(3, normalize="maxmin"), trace=True)
+    assert_golden(trace.couplings[-1][0], [[0, 1, 0.18762238], [0.69931956, 0, 1], [1, 0.97991126, 0]])
+    pose = [[-0.16146825, -0.38899672], [0.02149032, -0.25615409], [0.45535996, 0.35574406]]
+    assert_golden(parents.pose[0], pose)
+
+
+def test_bias_of_dynamic_routing() -> None:
+    parents, trace = route(wave((1, 3, 2, 2), 0.95), Dynamic(2, bias=True), trace=True)
+    couplings = [[0.55039189, 0.44960811], [0.48159077, 0.51840923], [0.48417543, 0.51582457]]
+    assert_golden(trace.couplings[-1][0], couplings)
+    assert_golden(parents.pose[0], [[0.18838802, 0.27422749], [0.19435817, 0.11926522]])
+
+
+def test_shared_transform() -> None:
+    children, weight = wave((1, 3, 2), 0.15), wave((2, 2, 2), 0.85)  # [J, D, K]
+    expected = {
+        "children": [[0.33274643, 0.20146283], [-0.26494555, -0.29214919]],
+        "parents": [[0.50374461, 0.30499445], [-0.39928336, -0.44028032]],
+    }
+    for over, pose in expected.items():
+        layer = DenseCapsules(3, 2, 2, 2, routing=Uniform(over=over), shared=True).double()
+        assert layer.weight.numel() == 8
+        layer.weight.data.copy_(weight.permute(2, 0, 1)[None])
+        assert_golden(layer(children).pose[0], pose)

@@ -96,8 +96,10 @@ def squash_std(routing: Routing, n_children: int, n_parents: int, dim: int, gain
     """
     if isinstance(routing, Quadratic):
         coupling = abs(routing.initial)
-    elif isinstance(routing, Dynamic | Uniform):
-        coupling = 1 / (n_parents + (isinstance(routing, Dynamic) and routing.leak))
+    elif isinstance(routing, Dynamic):
+        coupling = 1.0 if routing.normalize == "maxmin" else 1 / (n_parents + routing.leak)
+    elif isinstance(routing, Uniform):
+        coupling = 1 / (n_parents if routing.over == "parents" else n_children)
     else:
         return None
     return min(gain / (coupling * n_children**0.5), 1.0) / dim**0.5

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from torchcaps._core.validation import check_finite, check_magnitude, check_non_negative
 from torchcaps.capsules import Capsules, as_capsules, disable_autocast
+from torchcaps.nn.coefficients import Coefficients
 from torchcaps.nn.dropout import ImageDropout
 from torchcaps.nn.sizes import Pair, as_count, as_padding, as_pair, as_rows, resolve_padding
 from torchcaps.routing.base import Geometry, Routing, Trace, as_routing, run_routing
@@ -20,34 +21,6 @@ __all__ = ["CapsuleLayer", "ConvCapsules", "DenseCapsules"]
 
 Init = float | Callable[[Tensor], object] | None
 VotesFactory = Callable[["CapsuleLayer", Capsules, bool], Votes]  # layer, checked children, couplings
-
-
-class Coefficients(nn.Module):
-    """The tensors that a routing adds to a layer: parameters if learned, otherwise buffers."""
-
-    def __init__(
-        self,
-        routing: Routing,
-        geometry: Geometry,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__()
-        self._names = []
-        for name, coefficient in routing.coefficients(geometry).items():
-            tensor = torch.empty(geometry.size(coefficient.axes), device=device, dtype=coefficient.dtype or dtype)
-            if coefficient.learned:
-                self.register_parameter(name, nn.Parameter(tensor))
-            else:
-                self.register_buffer(name, tensor)
-            self._names.append(name)
-
-    def __getitem__(self, name: str) -> Tensor:
-        return getattr(self, name)
-
-    def named(self) -> dict[str, Tensor]:
-        """Return all tensors by name, as `Routing.step` takes them."""
-        return {name: self[name] for name in self._names}
 
 
 class CapsuleLayer(nn.Module, ABC):
@@ -86,7 +59,7 @@ class CapsuleLayer(nn.Module, ABC):
         self.streamed: bool | Literal["auto"] = streamed
         self._init = init
         self.weight = nn.Parameter(torch.empty(weight_size, device=device, dtype=dtype))
-        size = geometry.size(("I", "J", "D"))
+        size = (1 if geometry.shared else geometry.slots, *geometry.size(("J", "D")))
         self.bias = nn.Parameter(torch.empty(size, device=device, dtype=dtype)) if routing.vote_bias else None
         self.coefficients = Coefficients(routing, geometry, device, dtype)
         self.dropout: nn.Module | None = ImageDropout(routing.dropout) if routing.dropout else None
@@ -170,7 +143,10 @@ class CapsuleLayer(nn.Module, ABC):
         wiring = self._wiring(children)
         pose = children.pose if self.dropout is None else self.dropout(children.pose)
         offset = self.routing.vote_offset(self.geometry, wiring, pose)
-        bias = self.bias if offset is None else offset if self.bias is None else self.bias + offset
+        bias = self.bias
+        if bias is not None and self.geometry.shared:
+            bias = bias.expand(wiring.n_slots, -1, -1)
+        bias = bias if offset is None else offset if bias is None else bias + offset
         return pose, self._slot_weight(wiring), bias, self.geometry.rows, wiring
 
     def path(self, pose: Tensor, wiring: Wiring) -> VotePath:
@@ -204,6 +180,8 @@ class DenseCapsules(CapsuleLayer):
         parents: number of parent capsules, ``J``.
         parent_dim: their pose size, ``D``.
         routing: the algorithm, or its name.
+        shared: one matrix (and vote bias) per parent for all children, instead of one per pair. The number of children
+            may then vary between calls, unless the routing has coefficients for each child.
         pose: ``"vector"``: ``v = W p``. ``"matrix"``: poses are square matrices and ``V = P W``. An int: poses are
             matrices with that number of rows, which the transform preserves (Chen 2019).
         streamed: ``False`` stores the votes, ``True`` recomputes them in chunks, ``"auto"`` chooses by their size (see
@@ -230,6 +208,7 @@ class DenseCapsules(CapsuleLayer):
         *,
         routing: Routing | str,
         pose: Literal["vector", "matrix"] | int = "vector",
+        shared: bool = False,
         streamed: bool | Literal["auto"] = "auto",
         init: Init = None,
         device: torch.device | str | None = None,
@@ -240,9 +219,11 @@ class DenseCapsules(CapsuleLayer):
             as_count(count, name)
         rows = as_rows(pose, child_dim, parent_dim)
         columns = child_dim // rows
-        geometry = Geometry(children, parents, parent_dim, rows, columns, children, child_dim)
-        weight_size = (children, columns, parents, parent_dim // rows)
+        geometry = Geometry(children, parents, parent_dim, rows, columns, children, child_dim, shared=shared)
+        weight_size = (1 if shared else children, columns, parents, parent_dim // rows)
         super().__init__(as_routing(routing), geometry, weight_size, streamed, init, device, dtype)
+        by_child = any("I" in coefficient.axes for coefficient in self.routing.coefficients(geometry).values())
+        self._any_number = shared and not by_child
 
     def _check_shape(self, children: Capsules) -> Capsules:
         """Return the children as ``[B, I, K]``; raise a ValueError for another number or size of them."""
@@ -251,7 +232,8 @@ class DenseCapsules(CapsuleLayer):
         if len(shape) not in (3, 5):
             raise ValueError(f"capsules.pose must be {expected}, or on a grid [B, H, W, N, K], got {list(shape)}")
         children = children.flatten()
-        if children.pose.shape[1:] != (self.geometry.types, self.geometry.child_dim):
+        n_children = children.pose.shape[1] if self._any_number else self.geometry.types
+        if children.pose.shape[1:] != (n_children, self.geometry.child_dim):
             raise ValueError(
                 f"capsules.pose must be {expected}: {self.geometry.types} children of size {self.geometry.child_dim}, "
                 f"got {list(shape)}: {children.pose.shape[1]} of size {shape[-1]}"
@@ -259,13 +241,17 @@ class DenseCapsules(CapsuleLayer):
         return children
 
     def _wiring(self, children: Capsules) -> Wiring:
-        return self.routing.wire(self.geometry.types)
+        return self.routing.wire(children.pose.shape[1])
+
+    def _slot_weight(self, wiring: Wiring) -> Tensor:
+        return self.weight.expand(wiring.n_slots, -1, -1, -1) if self.geometry.shared else self.weight
 
     def extra_repr(self) -> str:
         """Return the sizes for ``repr``."""
         g = self.geometry
         sizes = f"{g.types} x {g.child_dim} -> {g.parents} x {g.dim}, rows={g.rows}"
-        return f"{sizes}, {self.routing}, streamed={self.streamed}"
+        shared = ", shared=True" if g.shared else ""
+        return f"{sizes}{shared}, {self.routing}, streamed={self.streamed}"
 
 
 class ConvCapsules(CapsuleLayer):

@@ -14,6 +14,7 @@ from torchcaps.routing.base import (
 )
 from torchcaps.routing.dynamic import Dynamic
 from torchcaps.routing.em import EM
+from torchcaps.routing.heinsen import Heinsen, chain_credit
 from torchcaps.routing.heinsen_em import HeinsenEM
 from torchcaps.routing.inverted_attention import InvertedAttention
 from torchcaps.routing.kmeans import KMeans
@@ -31,6 +32,7 @@ __all__ = [
     "Coefficient",
     "Dynamic",
     "Geometry",
+    "Heinsen",
     "HeinsenEM",
     "InvertedAttention",
     "KMeans",
@@ -45,6 +47,7 @@ __all__ = [
     "Uniform",
     "VariationalBayes",
     "as_routing",
+    "chain_credit",
     "create_routing",
     "list_routings",
     "route",

@@ -272,8 +272,8 @@ def _is_redefinition(old: type, new: type) -> bool:
 def create_routing(name: str, **fields: Any) -> Routing:
     """Create a routing by its registered name.
 
-    >>> create_routing("dynamic", iterations=2)
-    Dynamic(iterations=2, gradient='full', leak=False, prior=False, bias=False, competition='local')
+    >>> create_routing("kmeans", iterations=2)
+    KMeans(iterations=2, similarity='dot')
     """
     cls = ROUTINGS.get(name)
     check_field_names(cls, fields)

@@ -39,6 +39,9 @@ class Dynamic(Routing):
         competition: the parents over which the softmax of eq. 3 is taken in a convolutional layer. ``"local"``: the
             parent types at one position, as most code does. ``"global"``: all parents that read the child, at any
             position. Both are equal in a dense layer.
+        normalize: ``"softmax"``, eq. 3, or ``"maxmin"``, max-min normalisation as implemented here (the idea is that of
+            Zhao 2019): couplings ``(b_ij - min_j b_ij) / (max_j b_ij - min_j b_ij)``, 1 if all logits are equal. They
+            do not sum to 1.
 
     Domain: votes up to 1e10 in float32 with up to 2 iterations, 1e7 with 3 and 8e3 with 5; larger ones raise a
     ValueError, because gradients of tied parents would overflow (`torchcaps.routing.base.vote_limit`).
@@ -58,6 +61,12 @@ class Dynamic(Routing):
     prior: bool = False
     bias: bool = False
     competition: Literal["local", "global"] = "local"
+    normalize: Literal["softmax", "maxmin"] = "softmax"
+
+    @property
+    def coupling_axis(self) -> Literal["parents"] | None:  # type: ignore[override]
+        """Axis over which couplings sum to 1."""
+        return "parents" if self.normalize == "softmax" else None
 
     def coefficients(self, geometry: Geometry) -> dict[str, Coefficient]:
         """Return the learned prior and bias, if enabled."""
@@ -84,18 +93,22 @@ class Dynamic(Routing):
         # <v_ij, v_j> is linear in v_j, so the accumulated logits are the agreement with the sum of all previous
         # parents. State.memory accumulates the parents, which are far smaller than the logits.
         query = None if state.pose is None else state.pose if state.memory is None else state.memory + state.pose
+        maxmin = self.normalize == "maxmin"
         if query is None and not self.prior:
             logits = children.pose.new_zeros(()).expand(votes.shape[:-1])
-            coupling = votes.uniform(children.pose, self.leak)  # the softmax of equal logits
+            # the coupling of equal logits
+            coupling = torch.ones_like(logits) if maxmin else votes.uniform(children.pose, self.leak)
             total = votes.sum(coupling)
-        elif not self.prior:
+        elif not self.prior and not maxmin:
             assert query is not None
             total, coupling, logits = votes.attend(query, self.leak, through=self.gradient == "full")
         else:
-            logits = coefficients["prior"].expand(votes.shape[:-1])
+            logits = coefficients["prior"].expand(votes.shape[:-1]) if self.prior else None
             if query is not None:
-                logits = self._agreement(votes, query) + coefficients["prior"]
-            coupling = votes.softmax(logits, self.leak)
+                agreement = self._agreement(votes, query)
+                logits = agreement if logits is None else agreement + coefficients["prior"]
+            assert logits is not None
+            coupling = votes.wiring.maxmin(logits, self.leak) if maxmin else votes.softmax(logits, self.leak)
             total = votes.sum(coupling)
         if self.bias:
             total = total + coefficients["bias"]

@@ -228,6 +228,32 @@ class Wiring:
         total = total.index_add(1, child, power.sum(-1))
         return (power / total[:, child].unsqueeze(-1)).view_as(logits)
 
+    def maxmin(self, logits: Tensor, leak: bool = False) -> Tensor:
+        """Map ``[B, *L, I, J]`` linearly to 0..1, the smallest logit of a child to 0 and the largest to 1.
+
+        If all logits of a child are equal, the result is 1.
+
+        Args:
+            logits: as in `softmax`.
+            leak: add a competitor with logit 0 and no parent.
+        """
+        if self.competition == "local":
+            least, largest = logits.amin(-1, keepdim=True), logits.amax(-1, keepdim=True)
+        else:
+            child, n_children = self._child_of_slot(logits.device)
+            index = child.expand(logits.shape[0], -1)  # [B, L * I]
+            ends = []
+            for sign in (-1, 1):
+                own = (sign * logits).amax(-1).flatten(1)
+                start = own.new_full((len(own), n_children), -torch.inf)
+                ends.append(sign * start.scatter_reduce(1, index, own, "amax").gather(1, index))
+            least, largest = (end.view(*logits.shape[:-1], 1) for end in ends)
+        if leak:
+            least, largest = least.clamp_max(0), largest.clamp_min(0)
+        extent = largest - least
+        distinct = extent >= torch.finfo(extent.dtype).tiny  # otherwise equal up to rounding
+        return torch.where(distinct, (logits - least) / torch.where(distinct, extent, 1), 1)
+
     def uniform_coupling(self, n_parents: int, like: Tensor, leak: bool = False) -> Tensor:
         """Return the `softmax` of equal logits, in a shape that broadcasts to ``[B, *L, I, J]``."""
         if self.competition == "local":
