@@ -7,6 +7,7 @@ import os
 import pty
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -320,19 +321,24 @@ def test_help_has_every_setting() -> None:
         assert command.field_help(RunSpec, name), f"{name} has no description"
 
 
-def test_progress_bar_on_a_terminal(tmp_path: Path) -> None:
-    here, there = pty.openpty()
-    arguments = ["train", MODEL, *TINY, "--epochs", "10", "--out", str(tmp_path / "run"), "--augmentation", ""]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100", "TERM": "xterm"}
-    command = [sys.executable, "-m", "torchcaps", *arguments]
-    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=there, stderr=subprocess.DEVNULL)
-    os.close(there)
-    output = b""
+def read_terminal(descriptor: int, chunks: list[bytes]) -> None:
     with contextlib.suppress(OSError):  # the end of a terminal
-        while chunk := os.read(here, 65536):
-            output += chunk
+        while chunk := os.read(descriptor, 65536):
+            chunks.append(chunk)
+
+
+def test_progress_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    here, there = pty.openpty()
+    chunks: list[bytes] = []
+    reader = threading.Thread(target=read_terminal, args=(here, chunks))
+    reader.start()
+    with open(there, "w") as terminal, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", terminal)
+        patch.setenv("COLUMNS", "100")
+        patch.setenv("TERM", "xterm")
+        main(["train", MODEL, *TINY, "--epochs", "2", "--out", "run", "--augmentation", ""])
+    reader.join()
     os.close(here)
-    assert process.wait() == 0
-    text = output.decode()
-    for part in ("\x1b[", "━", "/50", STOP_DESCRIPTIONS[StopReason.MAX_EPOCHS]):
+    text = b"".join(chunks).decode()
+    for part in ("\x1b[", "━", "/10", STOP_DESCRIPTIONS[StopReason.MAX_EPOCHS]):
         assert part in text, part

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from tests.contract.cases import CASES, DEFAULT_CASES, SMALL_CASES, Case, gradients, over
+from tests.sampling import all_cases
 from tests.tolerances import SAME, assert_equal, relative_rms
 from torchcaps.capsules import Capsules
 from torchcaps.nn import CapsuleStack, ConvCapsules, Decoder, DenseCapsules, PrimaryCapsules
@@ -64,10 +65,12 @@ class EveryLayerKind(nn.Module):
         return capsules, self.decoder(capsules, labels)
 
 
-def test_every_layer_kind_under_inductor() -> None:
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"] if all_cases() else ["aot_eager"])
+def test_every_layer_kind_compiled(backend: str) -> None:
+    """Inductor compiles for many seconds; without `--all-cases` it is tested with single layers, see test_streaming."""
     model = EveryLayerKind().double()
     images, labels = torch.rand(3, 1, 12, 12, dtype=torch.float64), torch.tensor([0, 4, 2])
-    compiled = torch.compile(model, fullgraph=True)
+    compiled = torch.compile(model, fullgraph=True, backend=backend)
     losses = []
     for run in (model, compiled):
         model.zero_grad()

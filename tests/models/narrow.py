@@ -32,7 +32,12 @@ def structure(model: Network) -> tuple[object, ...]:
 
 def sample_models(names: Iterable[str], n: int) -> list[str]:
     """Return a seeded sample of models with every spec class, routing and decoding, or all with `--all-cases`."""
-    return covering_sample(names, n, [_spec_class, _routing, _decoding])
+    return covering_sample(names, n, [_spec_class, _routing, decoding])
+
+
+def paper(name: str) -> str:
+    """Return the paper, or the family of starters, that a model is named after."""
+    return name.partition("_")[0]
 
 
 def _spec_class(name: str) -> str:
@@ -43,7 +48,8 @@ def _routing(name: str) -> str:
     return str(getattr(MODELS.get(name).spec, "routing", None))
 
 
-def _decoding(name: str) -> tuple[object, object]:
+def decoding(name: str) -> tuple[object, object]:
+    """Return whether a model has a decoder, and its number of objects."""
     spec = MODELS.get(name).spec
     return getattr(spec, "reconstruction", False), getattr(spec, "n_objects", 1)
 

@@ -7,13 +7,13 @@ import pickle
 import pytest
 import torch
 
-from tests.models.narrow import CAPSULE_MODELS, EVERY, STRUCTURES, batch, narrow, sample_models
+from tests.models.narrow import CAPSULE_MODELS, EVERY, STRUCTURES, batch, decoding, narrow, paper
 from tests.sampling import covering_sample
 from tests.tolerances import HALF, SAME, assert_different, assert_equal, assert_finite, relative_rms
 from torchcaps import list_models
 from torchcaps.models import Output
 
-SOME_STRUCTURES = pytest.mark.parametrize("name", sample_models(STRUCTURES, 8))
+SOME_STRUCTURES = pytest.mark.parametrize("name", covering_sample(STRUCTURES, 8, [paper, decoding]))
 HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 MODELS_IN_HALF = covering_sample(
     [(name, half) for name in list_models() for half in HALVES], 30, [lambda case: case[0]]
@@ -22,8 +22,7 @@ BATCH = torch.export.Dim("batch", min=1, max=64)
 
 
 def test_structures_cover_all_papers() -> None:
-    papers = {name.split("_")[0] for name in list_models()}
-    assert papers - {name.split("_")[0] for name in STRUCTURES} == set()
+    assert {paper(name) for name in list_models()} - {paper(name) for name in STRUCTURES} == set()
 
 
 @SOME_STRUCTURES

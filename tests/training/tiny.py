@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -54,7 +55,10 @@ def install_signal() -> None:
 
     def send(self: Trainer, batch: Any) -> None:
         if self.state.step == int(step) and self.engine.rank == int(rank):
-            os.kill(os.getpid() if receiver == "self" else os.getppid(), signal.Signals[number])
+            parent = os.getppid()
+            os.kill(os.getpid() if receiver == "self" else parent, signal.Signals[number])
+            while number == "SIGKILL" and os.getppid() == parent:  # no further step before the parent has died
+                time.sleep(0.01)
         train_step(self, batch)
 
     Trainer._train_step = send  # type: ignore[method-assign]

@@ -1,11 +1,8 @@
 """Compiled CPU kernel: fallback without a compiler, and narrower vector registers."""
 
 import hashlib
-import os
 import platform
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -23,17 +20,6 @@ from torchcaps.votes.cpu import build
 CLOSE = SAME[torch.float64]
 INSTRUCTION_SETS = {"sse2": ("-march=x86-64",), "avx2": ("-march=x86-64", "-mavx2", "-mfma")}
 
-# Forward with streamed votes; prints whether there is a kernel.
-FORWARD = """
-import torch
-from torchcaps.nn import DenseCapsules
-from torchcaps.votes.cpu.build import load_library
-
-layer = DenseCapsules(16, 8, 10, 16, routing="dynamic", streamed=True)
-assert layer(torch.randn(2, 16, 8)).pose.shape == (2, 10, 16)
-print(load_library(torch.float32) is not None)
-"""
-
 
 def write_script(path: Path, text: str) -> Path:
     path.write_text(text)
@@ -41,7 +27,9 @@ def write_script(path: Path, text: str) -> Path:
     return path
 
 
-def test_fallback_without_a_working_compiler(tmp_path: Path) -> None:
+def test_fallback_without_a_working_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     """A disabled kernel, a compiler that fails or can't be run, a cache that can't be written: never an error."""
     failing = write_script(tmp_path / "failing", "#!/bin/sh\necho 'kernel.cpp:1: error: no' >&2\nexit 1\n")
     invalid = write_script(tmp_path / "invalid", "not a program")
@@ -55,11 +43,19 @@ def test_fallback_without_a_working_compiler(tmp_path: Path) -> None:
     ]
     if all_cases():  # falls back to the temporary directory
         cases.append(({"CXX": str(quick), "XDG_CACHE_HOME": str(tmp_path / "file")}, True, "compiling"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     for changes, has_kernel, warning in cases:
-        environment = {**os.environ, "TMPDIR": str(tmp_path), **changes}
-        run = subprocess.run([sys.executable, "-c", FORWARD], env=environment, capture_output=True, text=True)
-        assert run.stdout == f"{has_kernel}\n", run.stderr
-        assert (warning in run.stderr) if warning else run.stderr == ""
+        with monkeypatch.context() as patch:
+            patch.delenv(build.DISABLE_VARIABLE, raising=False)
+            for name, value in changes.items():
+                patch.setenv(name, value)
+            build.load_library.cache_clear()
+            layer = DenseCapsules(16, 8, 10, 16, routing="dynamic", streamed=True)
+            assert layer(torch.randn(2, 16, 8)).pose.shape == (2, 10, 16)
+            assert (build.load_library(torch.float32) is not None) == has_kernel, changes
+        build.load_library.cache_clear()
+        printed = capfd.readouterr().err
+        assert (warning in printed) if warning else printed == "", printed
     assert list(tmp_path.glob(f"**/{STAGING_PREFIX}*")) == []
 
 
