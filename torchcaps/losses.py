@@ -190,19 +190,22 @@ class ClassLoss(nn.Module):
     """Cross-entropy on logits, the loss of Tsai 2020 and of the convolutional baselines.
 
     Args:
+        label_smoothing: fraction of the target that is distributed over all classes, as in `torch.nn.CrossEntropyLoss`.
         reduction: over the images of the batch: ``"mean"``, ``"sum"`` or ``"none"``.
 
     Shapes:
         logits ``[B, J]``, labels ``[B] -> []``, or ``[B]`` with ``reduction="none"``
     """
 
-    def __init__(self, *, reduction: Reduction = "mean") -> None:
+    def __init__(self, *, label_smoothing: float = 0.0, reduction: Reduction = "mean") -> None:
         super().__init__()
-        self.reduction = _check_reduction(reduction)
+        if not 0 <= label_smoothing <= 1:
+            raise ValueError(f"label_smoothing must be in 0..1, got {label_smoothing}")
+        self.label_smoothing, self.reduction = label_smoothing, _check_reduction(reduction)
 
     def extra_repr(self) -> str:
         """Return the settings for ``repr``."""
-        return f"reduction={self.reduction!r}"
+        return f"label_smoothing={self.label_smoothing}, reduction={self.reduction!r}"
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the loss."""
@@ -211,7 +214,8 @@ class ClassLoss(nn.Module):
             raise ValueError(
                 f"labels must be class indices [B], got {list(labels.shape)}: use MultiLabelLoss for several"
             )
-        return F.cross_entropy(logits, check_class_indices(labels, logits.shape[1]), reduction=self.reduction)
+        indices = check_class_indices(labels, logits.shape[1])
+        return F.cross_entropy(logits, indices, reduction=self.reduction, label_smoothing=self.label_smoothing)
 
 
 class MultiLabelLoss(nn.Module):

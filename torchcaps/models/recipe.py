@@ -25,6 +25,7 @@ class LossConfig:
     Args:
         name: loss of the scores: ``"margin"`` (Sabour 2017), ``"spread"`` (Hinton 2018), ``"cross_entropy"``, or
             ``"binary"``, a binary cross-entropy per class for images with several labels.
+        label_smoothing: label smoothing of the cross-entropy, in 0..1.
         positive_margin: margin of the present classes in `torchcaps.losses.MarginLoss`.
         reduction: weighting of the classes in `torchcaps.losses.MarginLoss`: ``"paper"`` or ``"official"``.
         margin_schedule: schedule of the margin in `torchcaps.losses.SpreadLoss`.
@@ -41,11 +42,13 @@ class LossConfig:
     margin_steps: int = 50_000
     reconstruction_reduction: Literal["sum", "mean", "half"] = "sum"
     reconstruction_weight: float = 0.0005
+    label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
         check_fields(self)
         check_range(self, "margin_steps", 1)
         check_range(self, "reconstruction_weight", 0)
+        check_range(self, "label_smoothing", 0, 1)
 
     def make(self, n_objects: int | None = 1, reduction: Reduction = "mean") -> "Objective":
         """Build the loss for images with ``n_objects`` objects each (``None``: any number).
@@ -59,9 +62,10 @@ class LossConfig:
             scores = MarginLoss(self.positive_margin, weighting=self.reduction, reduction=reduction)
         elif self.name == "spread":
             scores = SpreadLoss(self.margin_schedule, self.margin_steps, reduction=reduction)
+        elif self.name == "cross_entropy":
+            scores = ClassLoss(label_smoothing=self.label_smoothing, reduction=reduction)
         else:
-            cross_entropy = ClassLoss if self.name == "cross_entropy" else MultiLabelLoss
-            scores = cross_entropy(reduction=reduction)
+            scores = MultiLabelLoss(reduction=reduction)
         reconstruction = ReconstructionLoss(
             self.reconstruction_reduction, self.reconstruction_weight, reduction=reduction
         )
@@ -123,15 +127,16 @@ class OptimizerConfig:
     """Optimiser with its hyperparameters.
 
     Args:
-        name: ``"adam"``, ``"sgd"`` or ``"rmsprop"``.
-        lr: initial learning rate.
-        momentum: momentum of SGD; for RMSprop the smoothing constant ``alpha`` (Keras' ``rho``). Adam ignores it.
-        weight_decay: L2 penalty as in `torch.optim`.
-        eps: term added to the denominator in Adam and RMSprop.
-        beta2: smoothing constant of the squared gradients in Adam; the others ignore it.
+        name: ``"adam"``, ``"adamw"``, ``"sgd"`` or ``"rmsprop"``.
+        lr: initial learning rate; with `OneCycle` and `Cosine` the highest one.
+        momentum: momentum of SGD; for RMSprop the smoothing constant ``alpha`` (Keras' ``rho``). Adam and AdamW ignore
+            it.
+        weight_decay: L2 penalty as in `torch.optim`; with AdamW the decoupled weight decay, which is usually 0.01.
+        eps: term added to the denominator in Adam, AdamW and RMSprop.
+        beta2: smoothing constant of the squared gradients in Adam and AdamW; the others ignore it.
     """
 
-    name: Literal["adam", "sgd", "rmsprop"] = "adam"
+    name: Literal["adam", "adamw", "sgd", "rmsprop"] = "adam"
     lr: float = 1e-3
     momentum: float = 0.9
     weight_decay: float = 0.0
@@ -149,7 +154,7 @@ class OptimizerConfig:
     @property
     def n_states(self) -> int:
         """Number of values the optimiser stores per parameter."""
-        if self.name == "adam":
+        if self.name in ("adam", "adamw"):
             return 2
         return 1 if self.name == "rmsprop" or self.momentum else 0
 
@@ -158,6 +163,9 @@ class OptimizerConfig:
         if self.name == "adam":
             betas = (0.9, self.beta2)
             return torch.optim.Adam(parameters, self.lr, betas, eps=self.eps, weight_decay=self.weight_decay)
+        if self.name == "adamw":
+            betas = (0.9, self.beta2)
+            return torch.optim.AdamW(parameters, self.lr, betas, eps=self.eps, weight_decay=self.weight_decay)
         if self.name == "sgd":
             return torch.optim.SGD(parameters, self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
         return torch.optim.RMSprop(
@@ -191,6 +199,8 @@ class Recipe:
         val_fraction: fraction of the training set used as validation set, at least 0 and below 1.
         eval_weights: weights that are evaluated and loaded after training: ``"last"``, ``"best"`` (highest validation
             accuracy) or ``"ema"`` (exponential moving average).
+        class_weights: weight of each image in the training loss: ``"none"``, or ``"balanced"``, inversely proportional
+            to the number of training images of its class, so that all classes count equally.
         note: settings the paper does not specify, and the values chosen for them.
     """
 
@@ -209,6 +219,7 @@ class Recipe:
     augmentation: str = ""
     val_fraction: float = 0.0
     eval_weights: Literal["last", "best", "ema"] = setting("last", resumable=True)
+    class_weights: Literal["none", "balanced"] = "none"
     note: str = setting("", identity=False, resumable=True)
 
     def __post_init__(self) -> None:
@@ -231,7 +242,8 @@ class Recipe:
         Args:
             step: number of optimiser steps before this one.
             epoch: number of completed epochs.
-            total: number of steps of the complete training, needed by `OneCycle`; defaults to ``self.steps``.
+            total: number of steps of the complete training, needed by `OneCycle` and `Cosine`;
+                defaults to ``self.steps``.
         """
         total = self.steps if total is None else total
         return self.optimizer.lr * self.lr_schedule.factor(step, epoch, total)

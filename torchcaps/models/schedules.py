@@ -8,7 +8,17 @@ from dataclasses import dataclass
 from torchcaps._core.serialize import polymorphic
 from torchcaps._core.validation import check_fields, check_range
 
-__all__ = ["Constant", "Exponential", "Inverse", "LRSchedule", "Milestones", "OneCycle", "Product", "TimeDecay"]
+__all__ = [
+    "Constant",
+    "Cosine",
+    "Exponential",
+    "Inverse",
+    "LRSchedule",
+    "Milestones",
+    "OneCycle",
+    "Product",
+    "TimeDecay",
+]
 
 
 @polymorphic()
@@ -26,7 +36,7 @@ class LRSchedule(ABC):
         Args:
             step: number of optimiser steps before this one.
             epoch: number of completed epochs.
-            total: number of steps of the complete training; only `OneCycle` needs it.
+            total: number of steps of the complete training; only `Cosine` and `OneCycle` need it.
         """
 
     def rescale(self, factor: float) -> "LRSchedule":
@@ -158,6 +168,40 @@ class OneCycle(LRSchedule):
         if step < peak:
             return self.first + (1 - self.first) * (1 - math.cos(math.pi * step / peak)) / 2
         progress = min(1.0, (step - peak) / max(1.0, total - 1 - peak))
+        return self.last + (1 - self.last) * (1 + math.cos(math.pi * progress)) / 2
+
+
+@dataclass(frozen=True)
+class Cosine(LRSchedule):
+    """Linear warm-up, then cosine decay to ``last``: Loshchilov and Hutter 2017, eq. 5, without restarts.
+
+    Args:
+        warmup: fraction of training for the warm-up.
+        last: final factor.
+    """
+
+    warmup: float = 0.0
+    last: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "warmup", 0, 1)
+        check_range(self, "last", 0, 1)
+
+    def factor(self, step: int, epoch: int = 0, total: int | None = None) -> float:
+        """Return the factor of a step; raise a ValueError without ``total``.
+
+        >>> [round(Cosine().factor(step, total=5), 3) for step in range(5)]
+        [1.0, 0.854, 0.5, 0.146, 0.0]
+        >>> [Cosine(warmup=0.5).factor(step, total=8) for step in range(4)]
+        [0.25, 0.5, 0.75, 1.0]
+        """
+        if total is None:
+            raise ValueError("total must be given for Cosine: the number of steps of the complete training")
+        n_warmup = int(self.warmup * total)
+        if step < n_warmup:
+            return (step + 1) / n_warmup
+        progress = min(1.0, (step - n_warmup) / max(1, total - 1 - n_warmup))
         return self.last + (1 - self.last) * (1 + math.cos(math.pi * progress)) / 2
 
 
