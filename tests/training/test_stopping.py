@@ -32,14 +32,47 @@ def step_clock(monkeypatch: pytest.MonkeyPatch) -> StepClock:
 
 
 def test_max_minutes_plans_schedule(tmp_path: Path, step_clock: StepClock) -> None:
-    """The speed of 20 steps, 8 per second, predicts how many fit into 95 % of the time: the lr then is zero."""
+    """At 8 steps per second, 48 steps fit into 6 seconds; the schedule ends with them: the lr then is zero."""
     spec = small_spec(epochs=10_000, max_minutes=0.1, lr_schedule=OneCycle(last=0.0))
     result = train(spec, tmp_path / "run", clock=step_clock)
     assert result.stop_reason is StopReason.MAX_MINUTES
-    assert result.steps == int(0.95 * 6 * 8)
+    assert result.steps == 6 * 8
     assert result.seconds == result.steps / 8
     assert last_checkpoint(result).state["run"]["planned_steps"] == result.steps
     assert read_metrics(result.path / "metrics.csv")[-1]["lr"] == pytest.approx(0, abs=1e-12)
+
+
+def test_schedule_follows_a_speed_that_changes(tmp_path: Path, step_clock: StepClock) -> None:
+    """The machine becomes four times slower after 40 of 192 steps: the schedule still ends with the time."""
+    planned: list[int] = []
+    spec = small_spec(epochs=10_000, max_minutes=0.4, lr_schedule=OneCycle(last=0.0))
+    train_step = Trainer._train_step
+
+    def slow_down(self: Trainer, batch: Any) -> None:
+        train_step(self, batch)
+        planned.append(self.state.planned_steps)
+        if self.state.step == 40:
+            step_clock.seconds_per_step = 0.5
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "_train_step", slow_down)
+        result = train(spec, tmp_path / "run", clock=step_clock)
+    assert result.steps == 40 + 2 * 19  # 5 s and 19 s
+    assert (planned[10], planned[-1]) == (192, result.steps)
+    assert planned[60] < 100
+    rows = read_metrics(result.path / "metrics.csv")
+    assert rows[-1]["lr"] == pytest.approx(0, abs=1e-12)
+    assert rows[-2]["lr"] > 0
+
+
+def test_lines_show_the_epochs_that_will_be_done_and_an_eta(
+    tmp_path: Path, step_clock: StepClock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(small_spec(epochs=10_000, max_minutes=0.1, lr_schedule=OneCycle()), tmp_path / "run", clock=step_clock)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch")]
+    assert "/9.6 " in lines[1]  # 48 steps of 5 per epoch
+    assert "ETA 0:00:05" in lines[1]
+    assert not any("10000" in line for line in lines)
 
 
 def test_max_minutes_stops_run_without_plan(tmp_path: Path, step_clock: StepClock) -> None:
@@ -55,7 +88,7 @@ def test_resume_with_more_minutes_plans_again(tmp_path: Path, step_clock: StepCl
     spec = small_spec(epochs=10_000, max_minutes=0.05, lr_schedule=OneCycle())
     first = train(spec, tmp_path / "run", clock=step_clock)
     longer = resume(first.path, lambda spec: dataclasses.replace(spec, max_minutes=0.1), clock=step_clock)
-    assert (first.steps, longer.steps) == (int(0.95 * 3 * 8), int(0.95 * 6 * 8))
+    assert (first.steps, longer.steps) == (3 * 8, 6 * 8)
     assert longer.seconds == longer.steps / 8
     assert first.stop_reason is longer.stop_reason is StopReason.MAX_MINUTES
 

@@ -25,7 +25,7 @@ from torchcaps.reproduce.store import RecordKey, RecordStore, is_subset
 from torchcaps.training import DivergenceError, RunSpec, TrainedRun, load_run, resume, train
 from torchcaps.training.errors import RunError, RunInUseError
 from torchcaps.training.evaluation import RunningEvaluation
-from torchcaps.training.logging import ConsoleLogger
+from torchcaps.training.logging import ConsoleLogger, Expectation
 from torchcaps.training.run_dir import RunDirectory
 from torchcaps.training.setup import limit_images
 
@@ -213,7 +213,7 @@ class PlanProgress(ConsoleLogger):
         """Show no bar for a single run."""
         yield
 
-    def on_step(self, step: int, epoch: float, total: int, train_metrics: RunningEvaluation) -> None:
+    def on_step(self, step: int, epoch: float, expected: Expectation, train_metrics: RunningEvaluation) -> None:
         """Advance the bar by a training step."""
         if self._first_step is None:
             self._first_step = step - 1
@@ -221,7 +221,7 @@ class PlanProgress(ConsoleLogger):
         if self._progress is not None:
             self._progress.update(self._task, completed=self._completed + fraction * self._weight)
         elif self._status_due():
-            self.print_line(f"{self._name}: step {step:,} of {total:,}")
+            self.print_line(f"{self._name}: step {step:,} of {expected.steps:,}")
 
     def on_eval_batch(self) -> None:
         """Refresh the bar during a measurement, which reports no steps."""
@@ -237,7 +237,7 @@ class PlanProgress(ConsoleLogger):
         self._printed_at = now if due else self._printed_at
         return due
 
-    def on_metrics(self, row: dict[str, Any], epochs: int | None) -> None:
+    def on_metrics(self, row: dict[str, Any], expected: Expectation) -> None:
         """Print nothing per epoch: the record has the curve."""
 
 

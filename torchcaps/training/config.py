@@ -39,7 +39,7 @@ class RunSpec:
         data_dir: directory of downloaded data sets (default: the environment variable ``TORCHCAPS_DATA``, otherwise
             a cache directory). For ``data="folder"``, the directory of images.
         max_minutes: stop after this training time in minutes, summed over all sessions of the run (default: no
-            limit). A schedule over the whole training is planned from the speed of the first steps.
+            limit). A schedule over the whole training follows the measured speed, so that it ends with the time.
         max_grad_norm: clip gradients to this global L2 norm (default: no clipping).
         micro_batches: number of micro-batches per optimizer step (gradient accumulation). The gradient equals that of
             the full batch, and a step needs less memory.

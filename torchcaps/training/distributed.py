@@ -324,10 +324,12 @@ def _is_lost_connection(error: RuntimeError) -> bool:
     return any(sign in str(error).lower() for sign in signs)
 
 
-def check_device(device: str) -> None:
-    """Raise a ValueError if a device (``RunSpec.device``) is not available on this machine."""
+def check_device(device: str, devices: int = 1) -> None:
+    """Raise a ValueError if a device (``RunSpec.device``), or that number of GPUs, is not available on this machine."""
     if device in ("cuda", "mps") and not getattr(torch, device).is_available():
         raise ValueError(f"--device {device} is not available on this machine: use --device auto or cpu")
+    if device == "cuda" and devices > torch.cuda.device_count():
+        raise ValueError(f"--devices {devices} needs as many GPUs, and this machine has {torch.cuda.device_count()}")
 
 
 @contextlib.contextmanager

@@ -16,7 +16,9 @@ from torchcaps.data import Batch, Loader
 from torchcaps.models import Network, Output
 from torchcaps.training.errors import CheckpointError
 
-__all__ = ["Evaluation", "RunningEvaluation", "batch_loss", "evaluate"]
+__all__ = ["BalancedLoss", "Evaluation", "RunningEvaluation", "batch_loss", "evaluate"]
+
+UNBALANCED_RATIO = 1.5  # images of the most frequent class to those of the rarest, from which data counts as unbalanced
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,22 @@ class Evaluation:
         return self.n_correct / max(1, self.n)
 
     @property
+    def balanced_accuracy(self) -> float:
+        """Mean of the accuracies per class, over the classes that occur: equal to `accuracy` for balanced data.
+
+        >>> Evaluation(10, 8, 0.5, class_counts=[8, 2], class_correct=[8, 0]).balanced_accuracy
+        0.5
+        """
+        pairs = [(n, correct) for n, correct in zip(self.class_counts, self.class_correct, strict=True) if n]
+        return sum(correct / n for n, correct in pairs) / max(1, len(pairs))
+
+    @property
+    def is_unbalanced(self) -> bool:
+        """Whether the most frequent class has at least 1.5 times as many images as the rarest that occurs."""
+        counts = [count for count in self.class_counts if count]
+        return max(counts, default=0) >= UNBALANCED_RATIO * min(counts, default=1)
+
+    @property
     def interval(self) -> tuple[float, float]:
         """Wilson's 95 % confidence interval of the accuracy."""
         return wilson_interval(self.n_correct, self.n)
@@ -56,7 +74,8 @@ class Evaluation:
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         if self.correct is not None:
             values["correct"] = pack_bits(self.correct)
-        return {"accuracy": self.accuracy, "interval": list(self.interval), **values}
+        accuracies = {"accuracy": self.accuracy, "balanced_accuracy": self.balanced_accuracy}
+        return {**accuracies, "interval": list(self.interval), **values}
 
 
 class Reducer(Protocol):
@@ -182,6 +201,31 @@ def evaluate(
     finally:
         network.train(was_training)
     return running.compute(reduce)
+
+
+class BalancedLoss(nn.Module):
+    """Loss in which all classes count equally: images are weighted inversely to the frequency of their class.
+
+    Image i has the weight ``N / (C n_i)``, for ``N`` images, ``C`` classes that occur, and ``n_i`` images of its class;
+    the mean weight of the training images is 1.
+
+    Args:
+        loss: loss per image, that is with ``reduction="none"``.
+        labels: class indices of the training images, ``[N]``.
+        classes: number of classes.
+    """
+
+    def __init__(self, loss: nn.Module, labels: Tensor, classes: int) -> None:
+        super().__init__()
+        counts = torch.bincount(labels, minlength=classes)
+        weights = len(labels) / (int((counts > 0).sum()) * counts.clamp(min=1))
+        self.loss, self.weights = loss, weights
+
+    def forward(self, output: Output, labels: Tensor, targets: Tensor | None = None, step: float = math.inf) -> Tensor:
+        """Return the mean of the weighted losses."""
+        losses = self.loss(output, labels, targets, step)
+        indices = split_labels(labels, len(self.weights), 1)[0]
+        return (losses * self.weights.to(losses)[indices]).mean()
 
 
 def batch_loss(loss: nn.Module, output: Output, batch: Batch, step: float) -> Tensor:

@@ -2,14 +2,17 @@
 
 import contextlib
 import csv
+import datetime
 import io
+import math
 import os
 import shutil
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from torchcaps._core.files import check_regular_file, reason_of, write_atomic
 from torchcaps._core.optional import import_optional
@@ -22,7 +25,15 @@ from torchcaps.training.evaluation import RunningEvaluation
 from torchcaps.training.setup import RunData
 from torchcaps.training.state import StopReason
 
-__all__ = ["COLUMNS", "STOP_DESCRIPTIONS", "ConsoleLogger", "MetricsLog", "describe_run", "read_metrics"]
+__all__ = [
+    "COLUMNS",
+    "STOP_DESCRIPTIONS",
+    "ConsoleLogger",
+    "Expectation",
+    "MetricsLog",
+    "describe_run",
+    "read_metrics",
+]
 
 COLUMNS: tuple[str, ...] = (
     "epoch",  # 0.5 in the middle of the first
@@ -123,16 +134,32 @@ def _to_csv(rows: list[dict[str, Any]]) -> str:
 # Console -------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Expectation:
+    """Expected length of a run; with a time limit, what fits into it at the present speed.
+
+    Args:
+        steps: number of steps of the whole run.
+        epochs: number of epochs of the whole run.
+        seconds_left: estimated time until its end; ``None`` if unknown.
+    """
+
+    steps: int
+    epochs: float
+    seconds_left: float | None = None
+
+
 class ConsoleLogger:
     """Progress of a run on standard output: a bar on a terminal, lines in pipes and files.
 
     Args:
         enabled: whether this process prints; only one of several does.
+        stream: file to print to (default: standard output).
     """
 
-    def __init__(self, enabled: bool = True) -> None:
-        self.enabled = enabled
-        self.is_terminal = enabled and sys.stdout.isatty()
+    def __init__(self, enabled: bool = True, stream: TextIO | None = None) -> None:
+        self.enabled, self.stream = enabled, stream
+        self.is_terminal = enabled and (stream or sys.stdout).isatty()
         self._bar: Any = None
         self._last_update = time.monotonic()
 
@@ -144,10 +171,18 @@ class ConsoleLogger:
             if self._bar is not None:
                 self._bar.console.print(text, markup=False, highlight=False)
             else:
-                print(text, flush=True)
+                print(text, file=self.stream, flush=True)
         except BrokenPipeError:  # the reader has exited: training continues without output
             self.enabled = False
-            sys.stdout = open(os.devnull, "w")  # noqa: SIM115, stays open until the process exits
+            if self.stream is None:
+                sys.stdout = open(os.devnull, "w")  # noqa: SIM115, stays open until the process exits
+
+    def warn(self, text: str) -> None:
+        """Print a line also if the progress is not printed: on standard error, or above the bar."""
+        if self.enabled:
+            self.print(text)
+        else:
+            print(text, file=sys.stderr, flush=True)
 
     @contextlib.contextmanager
     def progress(self, total: int, completed: int) -> Iterator[None]:
@@ -168,7 +203,8 @@ class ConsoleLogger:
             rich.TextColumn("{task.fields[metrics]}"),
             rich.TimeRemainingColumn(compact=True),
         )
-        self._bar = rich.Progress(*columns, refresh_per_second=4, transient=True)
+        console = import_optional("rich.console", "the progress bar").Console(file=self.stream)
+        self._bar = rich.Progress(*columns, console=console, refresh_per_second=4, transient=True)
         self._task = self._bar.add_task("training", total=total, completed=completed, metrics="")
         with self._bar:
             try:
@@ -177,13 +213,13 @@ class ConsoleLogger:
                 self._bar.stop()
                 self._bar = None
 
-    def on_step(self, step: int, epoch: float, total: int, train_metrics: RunningEvaluation) -> None:
+    def on_step(self, step: int, epoch: float, expected: Expectation, train_metrics: RunningEvaluation) -> None:
         """Show the progress after a training step.
 
         Args:
             step: completed steps.
             epoch: progress in epochs.
-            total: number of steps of the run.
+            expected: length of the run.
             train_metrics: loss and accuracy since the last row.
         """
         if not self.enabled:
@@ -195,10 +231,11 @@ class ConsoleLogger:
         n = max(1, int(train_metrics.counts[0]))
         metrics = f"loss {float(train_metrics.loss) / n:.4f}  accuracy {100 * int(train_metrics.counts[1]) / n:.1f} %"
         if self._bar is not None:
-            description = f"epoch {int(epoch - 1e-9) + 1}"
-            self._bar.update(self._task, description=description, completed=step, total=total, metrics=metrics)
+            description = f"epoch {int(epoch - 1e-9) + 1}/{math.ceil(expected.epochs - 1e-9)}"
+            self._bar.update(self._task, description=description, completed=step, total=expected.steps, metrics=metrics)
         else:
-            self.print(f"epoch {epoch:.2f}  step {step:,} of {total:,}  {metrics}")
+            eta = _eta_text(expected.seconds_left)
+            self.print(f"epoch {epoch:.2f}/{expected.epochs:.4g}  step {step:,} of {expected.steps:,}  {metrics}{eta}")
 
     def on_eval_batch(self) -> None:
         """Show that an evaluation is running."""
@@ -206,21 +243,30 @@ class ConsoleLogger:
             self._last_update = time.monotonic()
             self._bar.update(self._task, description="evaluating")
 
-    def on_metrics(self, row: dict[str, Any], epochs: int | None) -> None:
+    def on_metrics(self, row: dict[str, Any], expected: Expectation) -> None:
         """Print a row of the metrics.
 
         Args:
             row: values by column.
-            epochs: number of epochs of the run, if that is its limit.
+            expected: length of the run.
         """
-        epoch = f"{row['epoch']:g}" + (f"/{epochs}" if epochs else "")
+        epoch = f"{row['epoch']:.4g}/{expected.epochs:.4g}"
         parts = [f"epoch {epoch:>6}", f"{row['seconds']:6,.0f} s"]
         for split in ("train", "val", "test"):
             if row.get(f"{split}_accuracy") is not None:
                 accuracy, loss = row[f"{split}_accuracy"], row[f"{split}_loss"]
                 parts.append(f"{split} accuracy {100 * accuracy:.2f} %, loss {loss:.4f}")
-        self.print("  ".join(parts))
+        self.print("  ".join(parts) + _eta_text(expected.seconds_left))
         self._last_update = time.monotonic()
+
+
+def _eta_text(seconds: float | None) -> str:
+    """Return the time left, ``"  ETA 1:02:03"``; an empty string if it is unknown.
+
+    >>> _eta_text(3723.2), _eta_text(None)
+    ('  ETA 1:02:03', '')
+    """
+    return "" if seconds is None else f"  ETA {datetime.timedelta(seconds=round(seconds))}"
 
 
 def describe_run(spec: RunSpec, network: Network, data: RunData, out: Path) -> Iterator[str]:
@@ -236,6 +282,8 @@ def describe_run(spec: RunSpec, network: Network, data: RunData, out: Path) -> I
     size = "x".join(map(str, network.spec.image))
     yield f"{spec.model}: {network.n_parameters:,} parameters, images of {size}, {network.spec.classes} classes"
     yield f"{data.train.name}: {_describe_splits(data, bool(recipe.test_data))}"
+    if data.train.note:
+        yield f"{data.train.name}: {data.train.note}"
     for dataset, split in ((data.val, "validation"), (data.test, "test")):
         labels = getattr(dataset, "labels", None)
         if dataset is None or labels is None:

@@ -28,7 +28,15 @@ from torchcaps.training.figures import draw_run
 from torchcaps.training.logging import ConsoleLogger, describe_run
 from torchcaps.training.run_dir import RunDirectory
 from torchcaps.training.settings_file import limit_resources, may_download
-from torchcaps.training.setup import RunData, adapt_to_data, build_loader, build_network, check_n_objects, open_data
+from torchcaps.training.setup import (
+    RunData,
+    adapt_to_data,
+    build_loader,
+    build_network,
+    check_n_objects,
+    open_data,
+    training_labels,
+)
 from torchcaps.training.state import BestResult, StopReason
 from torchcaps.training.trainer import EvaluationInterrupted, Trainer
 
@@ -208,6 +216,8 @@ def _check_settings(spec: RunSpec, network: Network, data: RunData) -> None:
         raise ValueError(
             f"--reuse-children needs a model with one layer of Quadratic routing, got {n_quadratic}: leave it out"
         )
+    if recipe.class_weights == "balanced":
+        training_labels(data)  # raises if the training set has none
     recipe.optimizer.make([torch.zeros(1)])  # raises if its hyperparameters are invalid
     if data.val is None:
         flags = {

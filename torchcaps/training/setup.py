@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from torchcaps._core.random import permute_indices
 from torchcaps.data import DataError, Dataset, Folder, Loader, Pipeline, create_dataset, create_pipeline
@@ -23,6 +24,7 @@ __all__ = [
     "limit_images",
     "open_data",
     "open_test_set",
+    "training_labels",
 ]
 
 LARGE_TEST_SET, TEST_SUBSET = 500_000, 10_000  # test sets with more images are limited by default
@@ -208,6 +210,16 @@ def check_n_objects(model: Network, data: RunData) -> None:
             f"{model.name} expects {expected} per image, {data.train.name} has {got}: choose another model or data set "
             "(see 'torchcaps list')"
         )
+
+
+def training_labels(data: RunData) -> Tensor:
+    """Return the class indices of the training images, ``[N]``; raise a ValueError if they have none."""
+    labels = getattr(data.train, "labels", None)
+    if labels is None or labels.dim() != 1 or data.train.n_objects != 1:
+        raise ValueError(
+            f"--class-weights balanced needs one label per image, which {data.train.name} does not have: leave it out"
+        )
+    return labels
 
 
 def build_loader(

@@ -6,10 +6,11 @@ from torchcaps.models.recipe import Recipe
 from torchcaps.training.config import RunSpec
 from torchcaps.training.state import StopReason, TrainState
 
-__all__ = ["Timer", "find_stop_reason", "needs_total_steps", "total_steps"]
+__all__ = ["Timer", "find_stop_reason", "total_steps"]
 
-PLANNING_STEPS = 20  # steps whose speed predicts how many fit into max_minutes
-TRAINING_FRACTION = 0.95  # of max_minutes; the rest is for evaluations
+FIRST_PLAN_STEPS = 4  # steps of a session before its first plan for max_minutes
+ROUNDING = 1e-6  # of a step, so that a clock's rounding errors do not cost one
+MAX_MARKS = 128  # of which the speed is measured, per session
 
 
 class Timer:
@@ -24,6 +25,7 @@ class Timer:
     def __init__(self, clock: Callable[[], float], seconds: float = 0.0, step: int = 0) -> None:
         self.clock, self.earlier_seconds, self.first_step = clock, seconds, step
         self.start = self.saved = clock()
+        self.marks = [(step, self.start)]  # steps and times from which the speed is measured
 
     @property
     def seconds(self) -> float:
@@ -39,31 +41,43 @@ class Timer:
         """Restart `seconds_since_save`."""
         self.saved = self.clock()
 
-    def estimate_steps(self, step: int, max_minutes: float) -> int | None:
-        """Return how many steps the run will have done after ``max_minutes``.
+    def seconds_per_step(self, step: int) -> float | None:
+        """Return the time per step in the second half of this session, evaluations included; ``None`` without a step.
 
-        The estimate is made once per session, from the speed of its first steps; otherwise this returns ``None``.
+        Older steps are ignored, so that the estimate follows a machine that becomes faster or slower.
         """
-        if step - self.first_step != PLANNING_STEPS:
+        if step <= self.first_step:
             return None
-        steps_per_second = PLANNING_STEPS / max(self.clock() - self.start, 1e-6)
-        remaining = int((TRAINING_FRACTION * 60 * max_minutes - self.seconds) * steps_per_second)
-        return step + max(1, remaining)
+        now = self.clock()
+        middle = (self.start + now) / 2
+        while len(self.marks) > 1 and self.marks[1][1] <= middle:
+            del self.marks[0]
+        first, time = self.marks[0]
+        if step > self.marks[-1][0] and now - self.marks[-1][1] >= (now - self.start) / MAX_MARKS:
+            self.marks.append((step, now))
+        return (now - time) / (step - first) if step > first else None
+
+    def estimate_steps(self, step: int, max_minutes: float) -> int | None:
+        """Return how many steps the run will have done after ``max_minutes``, at the speed of `seconds_per_step`.
+
+        ``None`` in the first steps of a session, whose speed is not representative.
+        """
+        seconds = self.seconds_per_step(step)
+        if seconds is None or step - self.first_step < FIRST_PLAN_STEPS:
+            return None
+        remaining = (60 * max_minutes - self.seconds) / max(seconds, 1e-9)
+        return step + max(0, int(remaining + ROUNDING))
+
+    def seconds_left(self, step: int, total: int) -> float | None:
+        """Return the estimated time until step ``total``; ``None`` before the first step of the session."""
+        seconds = self.seconds_per_step(step)
+        return None if seconds is None else seconds * max(0, total - step)
 
 
 def total_steps(recipe: Recipe, state: TrainState, batches_per_epoch: int) -> int:
     """Return the number of steps of the whole run, at most those planned for its time limit."""
     total = recipe.steps or (recipe.epochs or 1) * batches_per_epoch
     return min(total, state.planned_steps) if state.planned_steps else total
-
-
-def needs_total_steps(recipe: Recipe) -> bool:
-    """Return whether the learning rate schedule depends on the number of steps of the run."""
-    try:
-        recipe.lr_schedule.factor(0, 0, None)
-    except ValueError:
-        return True
-    return False
 
 
 def find_stop_reason(

@@ -19,18 +19,19 @@ from torchcaps.nn import image_dropout
 from torchcaps.routing import RoutingDivergence
 from torchcaps.routing.quadratic import RecordedChildren
 from torchcaps.training.ascent import CoefficientAscent
+from torchcaps.training.chance import describe_chance, is_at_chance
 from torchcaps.training.checkpoint import Checkpoint, CheckpointWriter, restore_training
 from torchcaps.training.config import RunSpec
 from torchcaps.training.distributed import Engine, StopSignal, translate_peer_errors
 from torchcaps.training.ema import EMA
 from torchcaps.training.errors import CheckpointError, DivergenceError, RunInterrupted
-from torchcaps.training.evaluation import Evaluation, RunningEvaluation, batch_loss, evaluate
-from torchcaps.training.logging import ConsoleLogger, MetricsLog
+from torchcaps.training.evaluation import BalancedLoss, Evaluation, RunningEvaluation, batch_loss, evaluate
+from torchcaps.training.logging import ConsoleLogger, Expectation, MetricsLog
 from torchcaps.training.nonfinite import check_weights, diagnose_step
 from torchcaps.training.run_dir import RunDirectory
-from torchcaps.training.setup import RunData, build_loader
+from torchcaps.training.setup import RunData, build_loader, training_labels
 from torchcaps.training.state import BestResult, StopReason, TrainState
-from torchcaps.training.stopping import Timer, find_stop_reason, needs_total_steps, total_steps
+from torchcaps.training.stopping import Timer, find_stop_reason, total_steps
 
 __all__ = ["Trainer"]
 
@@ -71,7 +72,10 @@ class Trainer:
         eval_set = data.val if data.val is not None else data.test
         self.eval_loader = build_loader(eval_set, spec, data.pipeline, False, engine) if eval_set is not None else None
         self.last_eval: tuple[int, Evaluation] | None = None  # the step and the result
-        self.loss = network.loss()
+        self.loss = network.loss()  # of evaluations, and by default of the training
+        self.train_loss: torch.nn.Module = self.loss
+        if self.recipe.class_weights == "balanced":
+            self.train_loss = BalancedLoss(network.loss("none"), training_labels(data), network.spec.classes)
         network.to(engine.device)
         self.model, self.optimizer = engine.setup(network, self.recipe.optimizer.make(network.parameters()))
         self.ascent = CoefficientAscent(network, self.recipe)
@@ -80,6 +84,7 @@ class Trainer:
         self.metrics: MetricsLog | None = None  # on rank 0, while training
         self.stop_signal = StopSignal()  # active while entered, see training/run.py
         self.checkpoints = CheckpointWriter(directory, spec, data)
+        self._has_reported_chance = False
 
     @property
     def total_steps(self) -> int:
@@ -121,7 +126,7 @@ class Trainer:
                             break
                     self._train_step(next(batches, None))
                     self._plan_steps()
-                    self.console.on_step(state.step, self.epoch, self.total_steps, self.train_metrics)
+                    self.console.on_step(state.step, self.epoch, self._expectation(), self.train_metrics)
                     self._save_or_stop_if_due()
                 self._end_epoch()
         return state
@@ -161,7 +166,7 @@ class Trainer:
                     with self.engine.fabric.no_backward_sync(self.model, enabled=not is_last):
                         with image_dropout(self.spec.seed, state.step, micro_batch.indices):
                             output = self.model(micro_batch.images, micro_batch.labels)
-                        loss = batch_loss(self.loss, output, micro_batch, state.step)
+                        loss = batch_loss(self.train_loss, output, micro_batch, state.step)
                         # DDP averages over processes; every image must have equal weight.
                         fraction = weight * len(micro_batch.labels) * self.engine.world_size / n_images
                         self.engine.fabric.backward(loss * fraction)
@@ -213,13 +218,23 @@ class Trainer:
             diagnose_step(self.network, self.loss, batch, self.state.step, seed, self.checkpoints.status, error)
 
     def _plan_steps(self) -> None:
-        """Estimate the number of steps, if the schedule needs it and the run has a time limit."""
-        state, minutes = self.state, self.spec.max_minutes
-        if state.planned_steps or minutes is None or not needs_total_steps(self.recipe):
+        """Estimate how many steps fit into the time limit, if there is one: after each step, at the present speed."""
+        minutes = self.spec.max_minutes
+        if minutes is None:
             return
-        steps = self.timer.estimate_steps(state.step, minutes)
+        steps = self.engine.broadcast(self.timer.estimate_steps(self.state.step, minutes))
         if steps is not None:
-            state.planned_steps, state.planned_minutes = int(self.engine.broadcast(steps)), minutes
+            self.state.planned_steps, self.state.planned_minutes = int(steps), minutes
+
+    def _expectation(self) -> Expectation:
+        """Return the length of the whole run and the time left, as the progress shows them."""
+        total = self.total_steps
+        left = self.timer.seconds_left(self.state.step, total)
+        if self.state.stop_reason is not None or self.state.step >= total:
+            left = None
+        elif left is not None and self.spec.max_minutes is not None:
+            left = min(left, max(0.0, 60 * self.spec.max_minutes - self.timer.seconds))
+        return Expectation(total, total / self.batches_per_epoch, left)
 
     # Between steps -----------------------------------------------------------------------------------------
 
@@ -300,8 +315,19 @@ class Trainer:
             row |= {f"{self.eval_split}_loss": result.loss, f"{self.eval_split}_accuracy": result.accuracy}
         if self.metrics is not None:
             self.metrics.write(**row)
-        self.console.on_metrics(row, self.recipe.epochs)
+        self.console.on_metrics(row, self._expectation())
+        self._report_chance(train)
         self.train_metrics, state.logged_step = RunningEvaluation(self.network), state.step
+
+    def _report_chance(self, train: Evaluation) -> None:
+        """Report once, on rank 0, a run whose training accuracy over at least an epoch is not above chance."""
+        is_epoch = train.n >= len(self.data.train) and self.network.n_objects == 1
+        if self.metrics is None or self._has_reported_chance or not is_epoch or not is_at_chance(train):
+            return
+        self._has_reported_chance = True
+        batch, lr = self.loader.batch(self.state.epoch, 0), self.recipe.optimizer.lr
+        for line in describe_chance(train, self.network, batch, self.data.train, lr, self.state.grad_norm):
+            self.console.warn(line)
 
     def _eval_weights(self) -> contextlib.AbstractContextManager[None]:
         return self.ema.swapped_into(self.network) if self.ema is not None else contextlib.nullcontext()

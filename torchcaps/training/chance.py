@@ -1,0 +1,88 @@
+"""Report of a run that is not better than guessing after an epoch, with likely reasons."""
+
+import math
+from collections.abc import Iterator
+
+import torch
+
+from torchcaps.data import Batch, Dataset
+from torchcaps.metrics import dead_fraction
+from torchcaps.models import Network
+from torchcaps.training.evaluation import Evaluation
+
+__all__ = ["describe_chance", "is_at_chance"]
+
+MIN_IMAGES = 20  # fewer are not enough to tell learning from chance
+STANDARD_ERRORS = 2.0  # above the accuracy of guessing that count as learning
+CONSTANT_SPREAD = 1e-3  # standard deviation of scores over images, relative to their mean, of a constant output
+SMALL_GRADIENT, LARGE_GRADIENT = 1e-5, 1e3  # gradient norms that suggest another learning rate
+
+
+def is_at_chance(result: Evaluation) -> bool:
+    """Return whether the accuracy is at most two standard errors above always predicting the most frequent class.
+
+    >>> [is_at_chance(Evaluation(100, n, 0.7, [50, 50], [n // 2, n // 2])) for n in (52, 80)]
+    [True, False]
+    """
+    if result.n < MIN_IMAGES or not result.class_counts:
+        return False
+    chance = max(result.class_counts) / result.n
+    return result.n_correct <= result.n * chance + STANDARD_ERRORS * math.sqrt(result.n * chance * (1 - chance))
+
+
+def describe_chance(
+    result: Evaluation, network: Network, batch: Batch, dataset: Dataset, lr: float, grad_norm: float
+) -> Iterator[str]:
+    """Yield the lines of the report: the accuracy of guessing, and likely reasons with what to try.
+
+    Args:
+        result: training accuracy of the epoch.
+        network: the network; its mode is restored.
+        batch: a few training images.
+        dataset: the training set.
+        lr: highest learning rate of the run.
+        grad_norm: gradient norm of the last step.
+    """
+    chance = max(result.class_counts) / result.n
+    yield (
+        f"warning: after an epoch the training accuracy of {100 * result.accuracy:.1f} % is not above chance "
+        f"({100 * chance:.1f} %, always the most frequent class); likely reasons:"
+    )
+    yield f"  - {_describe_outputs(result, network, batch, dataset)}"
+    if grad_norm < SMALL_GRADIENT:
+        yield f"  - learning rate: the gradient norm is {grad_norm:.1e}, nothing is learned; try --lr {10 * lr:g}"
+    elif grad_norm > LARGE_GRADIENT:
+        yield f"  - learning rate: the gradient norm is {grad_norm:.1e}; try --lr {lr / 10:g} or --max-grad-norm 1"
+    else:
+        yield f"  - learning rate: {lr:g} may be too high or too low for this model; try --lr {lr / 10:g}"
+    yield (
+        "  - labels: images in the wrong class directory or shuffled labels can't be learned; look at "
+        f"'torchcaps data sample' of {dataset.name}"
+    )
+
+
+def _describe_outputs(result: Evaluation, network: Network, batch: Batch, dataset: Dataset) -> str:
+    """Return a sentence about dead capsules, constant outputs or predictions of a single class."""
+    was_training = network.training
+    network.eval()
+    try:
+        with torch.no_grad():
+            output = network(batch.images)
+    finally:
+        network.train(was_training)
+    scores = output.scores.float()
+    if output.capsules is not None:
+        activity = output.capsules.activation if output.capsules.activation is not None else output.capsules.length()
+        dead = float(dead_fraction(activity.float()))
+        if dead:
+            return (
+                f"dead capsules: {100 * dead:.0f} % of the class capsules are inactive for all images; try a lower "
+                "--lr or fewer routing iterations"
+            )
+    if len(scores) > 1 and float(scores.std(0).max()) <= CONSTANT_SPREAD * (float(scores.abs().mean()) + 1e-12):
+        return "dead capsules: the scores are the same for all images; try a lower --lr or fewer routing iterations"
+    predicted = [sum(row[index] for row in result.confusion) for index in range(len(result.class_counts))]
+    if result.confusion and max(predicted) > 0.95 * result.n:
+        name = dataset.classes[predicted.index(max(predicted))]
+        return f"unbalanced classes: nearly all images are predicted as {name!r}; try --class-weights balanced"
+    return "too little training: the scores differ between images, so more epochs may help"
