@@ -126,7 +126,7 @@ def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
         assert stop.value.code == 0
         text = " ".join(capsys.readouterr().out.split())
         assert f"torchcaps data {arguments[0]}" in text
-        assert "Example: torchcaps data" in text
+        assert "examples: torchcaps data" in text
     assert "number of images per base digit" in text.lower()  # from the docstring of MultiMNIST
 
 
@@ -197,9 +197,9 @@ def test_skipped_images_are_reported_on_standard_error(capsys: pytest.CaptureFix
         for n in range(4):
             write_image(tmp_path / "mine" / name / f"{n}.png", seed=n)
     (tmp_path / "mine/a/bad.png").write_bytes(b"no")
-    main(["data", "check", str(tmp_path / "mine"), "--unreadable", "skip"])
+    main(["data", "check", str(tmp_path / "mine")])
     assert re.search(r"^torchcaps: folder: 1 of \d images .*bad\.png$", capsys.readouterr().err, re.M)
-    assert "unreadable='skip'" in usage_error("check", str(tmp_path / "mine"))
+    assert "--on-error skip" in usage_error("check", str(tmp_path / "mine"), "--on-error", "fail")
 
 
 def test_check_uses_the_splits_of_a_folder(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

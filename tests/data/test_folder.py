@@ -212,13 +212,13 @@ def test_unreadable_images_raise_or_are_skipped(folder: Path) -> None:
     broken[1].write_bytes((folder / "dog/1.png").read_bytes()[:50])
     for options in ({}, {"size": 8, "channels": "color"}):
         with pytest.raises(DataError) as error:
-            load(folder, val_fraction=0, test_fraction=0, **options)
-        for part in ("2 of 35", str(broken[0]), "unreadable='skip'"):
+            load(folder, val_fraction=0, test_fraction=0, on_error="fail", **options)
+        for part in ("2 of 35", str(broken[0]), "--on-error skip", "on_error='skip'"):
             assert part in str(error.value)
         assert "\n" not in str(error.value)
         for _ in range(2):  # the second time from the cache
             with pytest.warns(UserWarning, match=r"2 of 35 .*bad\.png, .*cut\.png"):
-                dataset = load(folder, val_fraction=0, test_fraction=0, unreadable="skip", **options)
+                dataset = load(folder, val_fraction=0, test_fraction=0, **options)
             assert len(dataset) == len(dataset.labels) == 33
             assert torch.bincount(dataset.labels).tolist() == [10, 11, 12]
 
@@ -227,11 +227,11 @@ def test_images_with_too_many_pixels_are_not_decoded(folder: Path, monkeypatch: 
     bomb = folder / "cat/bomb.png"
     write_png_header(bomb, 9000, 9000)
     with pytest.raises(DataError, match=rf"1 of 34 .*{bomb} .*9000x9000 .*64"):
-        load(folder, val_fraction=0, test_fraction=0)
+        load(folder, val_fraction=0, test_fraction=0, on_error="fail")
     with pytest.warns(UserWarning, match=r"1 of 34 .*bomb\.png"):
-        assert len(load(folder, val_fraction=0, test_fraction=0, unreadable="skip")) == 33
+        assert len(load(folder, val_fraction=0, test_fraction=0, on_error="skip")) == 33
     with pytest.raises(DataError, match=rf"1 of 34 .*{bomb} \((?!9000x)"):  # now its content is what is missing
-        load(folder, val_fraction=0, test_fraction=0, max_megapixels=82)
+        load(folder, val_fraction=0, test_fraction=0, max_megapixels=82, on_error="fail")
     for limit in (-1.0, 90.0):
         with pytest.raises(ValueError, match=f"max_megapixels.*89, got {limit}"):
             load(folder, max_megapixels=limit)
@@ -244,9 +244,9 @@ def test_all_images_unreadable(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / "images" / name).mkdir(parents=True)
         (tmp_path / "images" / name / "1.png").write_bytes(b"no")
-    for action in ("skip", "raise"):
+    for action in ("skip", "fail"):
         with pytest.raises(DataError, match=r"2 .*1\.png"):
-            load(tmp_path / "images", unreadable=action)
+            load(tmp_path / "images", on_error=action)
 
 
 def test_cache_is_read_and_renewed(folder: Path, cache_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,10 +286,10 @@ def test_io_errors_are_not_cached(folder: Path, cache_directory: Path, monkeypat
 
     monkeypatch.setattr(images, "read_image", failing)
     with pytest.warns(UserWarning, match="3 of 33 images"):
-        load(folder, val_fraction=0, test_fraction=0, unreadable="skip")
+        load(folder, val_fraction=0, test_fraction=0, on_error="skip")
     monkeypatch.setattr(images, "read_image", read)
     assert not list(cache_directory.glob("*.pt"))
-    assert len(load(folder, val_fraction=0, test_fraction=0, unreadable="skip")) == 33
+    assert len(load(folder, val_fraction=0, test_fraction=0, on_error="skip")) == 33
 
 
 def test_read_only_cache_is_used(folder: Path, cache_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,15 @@ from torch import Tensor
 
 from tests.data.helpers import assert_bit_equal, make_rng
 from tests.tolerances import EXACT, SAME, largest_difference, relative_rms
-from torchcaps.data import CenterCrop, PadTo, RandomAffine, RandomCrop, RandomHorizontalFlip, RandomShift
+from torchcaps.data import (
+    CenterCrop,
+    PadTo,
+    RandomAffine,
+    RandomCrop,
+    RandomHorizontalFlip,
+    RandomRelativeShift,
+    RandomShift,
+)
 from torchcaps.data.geometry import affine_matrix, crop_windows, warp_affine
 
 
@@ -158,3 +166,10 @@ def test_rotation_range_and_identity() -> None:
     assert 17 < float(degrees.max()) < 23
     assert -23 < float(degrees.min()) < -17
     torch.testing.assert_close(RandomAffine()(cross, make_rng(500)), cross, atol=1e-5, rtol=1e-5)
+
+
+def test_relative_shift_is_a_shift_by_a_fraction_of_the_shorter_side() -> None:
+    images = torch.rand(5, 3, 40, 26)
+    assert_bit_equal(RandomRelativeShift(1 / 8)(images, make_rng(5)), RandomShift(3)(images, make_rng(5)))
+    with pytest.raises(ValueError, match="fraction"):
+        RandomRelativeShift(1.5)

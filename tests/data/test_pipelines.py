@@ -175,6 +175,8 @@ PINNED_TARGETS = {
     "choi2019.cifar10": "45085675960adc1d",
     "choi2019.mnist": "45085675960adc1d",
     "hinton2018.smallnorb": "8bf208b0d9406166",
+    "photos": "d6ae173d67a42bf5",
+    "photos-4px": "a37d2b5d1da25d62",
     "sabour2017.cifar10": "b8eaa1e30bf03a45",
     "sabour2017.expanded-mnist": "45085675960adc1d",
     "sabour2017.mnist": "6ea90226b6dd8df5",

@@ -37,14 +37,14 @@ def test_other_image_sizes_at_full_width(name: str, image: tuple[int, int, int],
         assert output.reconstruction.shape[-3:] == image
 
 
-@pytest.mark.parametrize(("name", "side"), [("chen2019_multi_cifar10", 23), ("capsnet_images", 25)])
-def test_models_that_need_more_than_20x20(name: str, side: int) -> None:
+@pytest.mark.parametrize(("name", "side"), [("chen2019_multi_cifar10", 23), ("capsnet_images", 7), ("cnn_images", 8)])
+def test_smallest_images(name: str, side: int) -> None:
     assert min_side(name) == side
 
 
 def test_all_other_models_take_20x20() -> None:
     larger = {name for name in MODELS if min_side(name) > 20}
-    assert larger == {"chen2019_multi_cifar10", "capsnet_images"}
+    assert larger == {"chen2019_multi_cifar10"}
 
 
 @pytest.mark.parametrize(("image", "classes"), [((1, 20, 20), 2), ((4, 33, 46), 23)], ids=["small", "odd"])

@@ -61,7 +61,7 @@ SPECS = {
         routing="em", loss=LossConfig("spread", margin_schedule="linear", margin_steps=5), reconstruction=False
     ),
     "cross-entropy": lambda: small_spec(
-        "capsnet_images", data=DATA, width=8, stages=((4, 1),), types=2, blocks=1, steps=3
+        "capsnet_images", data=DATA, channels=(4, 8), types=2, steps=3, augmentation=""
     ),
     "binary": lambda: small_spec(
         "tsai2020_diverse_vector",

@@ -10,7 +10,15 @@ from torchcaps.data.datasets.mnist import MNIST, FashionMNIST
 from torchcaps.data.datasets.multimnist import DiverseMultiMNIST, MultiMNIST
 from torchcaps.data.datasets.norb import SmallNORB
 from torchcaps.data.datasets.svhn import SVHN
-from torchcaps.data.geometry import CenterCrop, PadTo, RandomAffine, RandomCrop, RandomHorizontalFlip, RandomShift
+from torchcaps.data.geometry import (
+    CenterCrop,
+    PadTo,
+    RandomAffine,
+    RandomCrop,
+    RandomHorizontalFlip,
+    RandomRelativeShift,
+    RandomShift,
+)
 from torchcaps.data.loader import Loader
 from torchcaps.data.pipelines import Pipeline, create_pipeline, list_pipelines
 from torchcaps.data.registry import create_dataset, list_datasets, register_dataset
@@ -55,6 +63,7 @@ __all__ = [
     "RandomContrast",
     "RandomCrop",
     "RandomHorizontalFlip",
+    "RandomRelativeShift",
     "RandomShift",
     "ScalePixels",
     "SmallNORB",

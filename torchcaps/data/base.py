@@ -58,6 +58,9 @@ class Dataset(TorchDataset[tuple[Tensor, ...]]):
         classes: names of the classes.
         n_objects: number of objects per image; ``None`` if it varies, with multi-hot labels.
 
+    Attributes:
+        note: remark for the log of a training, such as the resizing of photographs; empty if there is none.
+
     This is also a map-style data set for torch's ``DataLoader``: ``dataset[i]`` is ``(image, label)`` with the image in
     0..1, and with several objects ``(image, labels, targets)``. It has no argument for the epoch: images that are
     generated anew in each epoch are those of epoch 0.
@@ -68,6 +71,7 @@ class Dataset(TorchDataset[tuple[Tensor, ...]]):
     ) -> None:
         self.name, self.split, self.shape, self.n_objects = name, split, shape, n_objects
         self.classes = tuple(classes)
+        self.note = ""
 
     @property
     def n_classes(self) -> int:
@@ -167,7 +171,9 @@ class ImageSet(Dataset):
         selected = self._as_indices(indices)
         metadata = {key: values[selected] for key, values in self.metadata.items()}
         split = self.split if split is None else split
-        return ImageSet(self.name, split, self.images[selected], self.labels[selected], self.classes, metadata)
+        subset = ImageSet(self.name, split, self.images[selected], self.labels[selected], self.classes, metadata)
+        subset.note = self.note
+        return subset
 
 
 class _Subset(Dataset):

@@ -19,6 +19,7 @@ __all__ = [
     "RandomAffine",
     "RandomCrop",
     "RandomHorizontalFlip",
+    "RandomRelativeShift",
     "RandomShift",
     "affine_matrix",
     "crop_windows",
@@ -47,6 +48,27 @@ class RandomShift(Transform):
         down, right = rng.integers(-self.max_shift, self.max_shift), rng.integers(-self.max_shift, self.max_shift)
         height, width = images.shape[-2:]
         return crop_windows(images, self.max_shift - down, self.max_shift - right, (height, width), self.max_shift)
+
+
+@dataclass(frozen=True)
+class RandomRelativeShift(Transform):
+    """Shift by a random integer number of pixels, up to a fraction of the image; zeros are shifted in.
+
+    Args:
+        fraction: the shifts are those of `RandomShift` for this fraction of the shorter side, rounded down.
+    """
+
+    applies_to_targets: ClassVar[bool] = True
+
+    fraction: float = 1 / 8
+
+    def check(self) -> None:
+        """Raise a ValueError if the fraction is negative or above 1."""
+        check_range(self, "fraction", 0, 1)
+
+    def __call__(self, images: Tensor, rng: CounterRNG) -> Tensor:
+        """Transform images ``[B, C, H, W]``."""
+        return RandomShift(int(self.fraction * min(images.shape[-2:])))(images, rng)
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ __all__ = [
     "ImageFormat",
     "center_ink",
     "check_pixels",
+    "describe_resize",
     "infer_format",
     "read_image",
     "read_images",
@@ -78,12 +79,17 @@ def check_pixels(image: Any, max_megapixels: float) -> None:
     if image.width * image.height > 1e6 * max_megapixels:
         raise DataError(
             f"{image.width}x{image.height} pixels exceed the limit of {max_megapixels:g} megapixels, which "
-            "max_megapixels (--max-megapixels; in training --data.max-megapixels) changes"
+            "max_megapixels (--max-megapixels; in training and evaluation --data.max-megapixels) changes"
         )
 
 
-def infer_format(paths: Sequence[Path], fit: str, max_megapixels: float = MAX_MEGAPIXELS) -> ImageFormat:
-    """Return a format that suits all files, from their headers. Unreadable files are ignored unless all are."""
+def infer_format(
+    paths: Sequence[Path], fit: str, max_megapixels: float = MAX_MEGAPIXELS
+) -> tuple[ImageFormat, list[tuple[int, int]]]:
+    """Return a format that suits all files, and the heights and widths in their headers.
+
+    Unreadable files are ignored unless all are.
+    """
     pillow = import_optional("PIL.Image", "reading images")
     sizes, color, failures = [], False, {}
     for path in track(paths, "reading image headers"):
@@ -100,9 +106,23 @@ def infer_format(paths: Sequence[Path], fit: str, max_megapixels: float = MAX_ME
     if not sizes:
         _report_unreadable(failures, len(paths), skip=False)
     if len(set(sizes)) == 1 and max(sizes[0]) <= MAX_ORIGINAL_SIDE:
-        return ImageFormat(sizes[0], 3 if color else 1, fit, max_megapixels)
+        return ImageFormat(sizes[0], 3 if color else 1, fit, max_megapixels), sizes
     side = min(MAX_SQUARE_SIDE, round(statistics.median(min(size) for size in sizes)))
-    return ImageFormat((side, side), 3 if color else 1, fit, max_megapixels)
+    return ImageFormat((side, side), 3 if color else 1, fit, max_megapixels), sizes
+
+
+def describe_resize(image_format: ImageFormat, sizes: Sequence[tuple[int, int]]) -> str:
+    """Return a remark about photographs that are reduced to the format; empty if no image is larger.
+
+    >>> describe_resize(ImageFormat((64, 64), 3, "crop"), [(480, 640), (64, 64)])
+    'images of up to 480x640 pixels are resized to 64x64 (fit: crop); --image-size changes that'
+    """
+    height, width = max(sizes, key=lambda size: size[0] * size[1])
+    if height * width <= image_format.size[0] * image_format.size[1]:
+        return ""
+    target = "x".join(map(str, image_format.size))
+    size = f"images of up to {height}x{width} pixels are resized to {target}"
+    return f"{size} (fit: {image_format.fit}); --image-size changes that"
 
 
 def read_images(paths: Sequence[Path], image_format: ImageFormat, skip: bool, cache: bool) -> tuple[Tensor, Tensor]:
@@ -215,8 +235,8 @@ def _report_unreadable(failures: Mapping[Path, Exception], n_files: int, skip: b
     count = f"{len(failures):,} of {n_files:,} images"
     if not skip:
         raise DataError(
-            f"folder: {count} can't be read, the first is {first} ({reason}): repair or remove them, or skip "
-            "them with unreadable='skip' (--unreadable skip; in training --data.unreadable skip)"
+            f"folder: {count} can't be read, the first is {first} ({reason}): repair or remove them, or skip them with "
+            "--on-error skip (in Python on_error='skip')"
         )
     names = ", ".join(str(path) for path in list(failures)[:MAX_PATHS_SHOWN])
     more = ", ..." if len(failures) > MAX_PATHS_SHOWN else ""

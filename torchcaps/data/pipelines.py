@@ -10,7 +10,15 @@ from torchcaps._core.random import CounterRNG
 from torchcaps._core.registry import check_name
 from torchcaps.data.base import Batch, Dataset, ImageShape
 from torchcaps.data.digit_augmentation import RandomErase, RandomMarginShift, RandomRotation, RandomSqueeze
-from torchcaps.data.geometry import CenterCrop, PadTo, RandomAffine, RandomCrop, RandomHorizontalFlip, RandomShift
+from torchcaps.data.geometry import (
+    CenterCrop,
+    PadTo,
+    RandomAffine,
+    RandomCrop,
+    RandomHorizontalFlip,
+    RandomRelativeShift,
+    RandomShift,
+)
 from torchcaps.data.transforms import (
     Normalize,
     RandomBrightness,
@@ -151,6 +159,9 @@ PIPELINES: dict[str, Pipeline] = {
     # Chen 2019, the authors' prototxt files
     "chen2019.mnist": Pipeline([ScalePixels(256)], [ScalePixels(256)]),
     "chen2019.cifar10": Pipeline([ScalePixels(256), SubtractMeanImage()], [ScalePixels(256), SubtractMeanImage()]),
+    # Photographs of any size: flips, and shifts by up to an eighth of the image or, for the plain CNN, by 4 pixels
+    "photos": Pipeline([RandomRelativeShift(1 / 8), RandomHorizontalFlip()]),
+    "photos-4px": Pipeline([RandomShift(4), RandomHorizontalFlip()]),
     # Tsai 2020, appendix A.2; numbers from the authors' code
     "tsai2020.cifar10": Pipeline([RandomCrop(32, padding=4), RandomHorizontalFlip(), _CIFAR], [_CIFAR]),
     "tsai2020.cifar100": Pipeline([RandomCrop(32, padding=4), RandomHorizontalFlip(), _CIFAR], [_CIFAR]),

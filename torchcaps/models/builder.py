@@ -156,7 +156,9 @@ class Layers:
     def _add_after(self, name: str, module: nn.Module) -> None:
         """Append a module that belongs to the preceding one and is named after it: ``conv1_relu``."""
         previous = next(reversed(self.front), "").split("_")[0]
-        self.front[f"{previous}_{name}" if previous else name] = module
+        full = f"{previous}_{name}" if previous else name
+        count = sum(other.startswith(full) for other in self.front)  # two poolings after one convolution
+        self.front[f"{full}{count + 1}" if count else full] = module
 
     def _update_grid(self, name: str, kernel: int | Pair, stride: int | Pair, padding: Padding) -> None:
         """Set the grid to the output of a window; raise an `ImageTooSmallError` if the window does not fit."""

@@ -12,11 +12,18 @@ import torch
 
 from torchcaps._core.validation import check_range, join_quoted
 from torchcaps.data.base import Dataset, DataSpec, ImageSet, LoadRequest
-from torchcaps.data.images import MAX_MEGAPIXELS, PILLOW_MEGAPIXELS, ImageFormat, infer_format, read_images
+from torchcaps.data.images import (
+    MAX_MEGAPIXELS,
+    PILLOW_MEGAPIXELS,
+    ImageFormat,
+    describe_resize,
+    infer_format,
+    read_images,
+)
 from torchcaps.data.registry import register_dataset
 from torchcaps.data.storage import DataError
 
-__all__ = ["Folder"]
+__all__ = ["IMAGE_SUFFIXES", "Folder", "find_image_files"]
 
 IMAGE_SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 SPLIT_NAMES = {
@@ -33,7 +40,7 @@ class Folder(DataSpec):
 
     Without split directories the images of each class are split at random, by a hash of their names: the split is
     reproducible, and added images hardly change the split of the others. Decoded images are cached until they have not
-    been used for 30 days.
+    been used for 30 days. The split ``"all"`` contains the images of all splits.
 
     Args:
         size: height and width in pixels; ``None``: the original size if all images have the same, of at most 96 pixels,
@@ -41,7 +48,8 @@ class Folder(DataSpec):
         channels: ``"gray"``, ``"color"``, or ``"auto"``: gray if all images are.
         fit: how images of another aspect ratio are fitted: ``"crop"`` the center, ``"pad"`` with black, or
             ``"stretch"``. Transparent pixels become white; 16-bit gray levels are divided by 257.
-        unreadable: action for files that can't be decoded: ``"raise"`` an error, or ``"skip"`` them with a warning.
+        on_error: action for files that can't be decoded: ``"skip"`` them with a warning that counts them, or
+            ``"fail"``.
         val_fraction, test_fraction: fractions of the images in the validation and test splits, without split
             directories.
         seed: seed of that split.
@@ -50,13 +58,13 @@ class Folder(DataSpec):
     """
 
     title: ClassVar[str] = "a directory of images with one subdirectory per class"
-    splits: ClassVar[tuple[str, ...]] = ("train", "val", "test")
+    splits: ClassVar[tuple[str, ...]] = ("train", "val", "test", "all")
     n_classes: ClassVar[int | None] = None
 
     size: int | None = None
     channels: Literal["auto", "gray", "color"] = "auto"
     fit: Literal["crop", "pad", "stretch"] = "crop"
-    unreadable: Literal["raise", "skip"] = "raise"
+    on_error: Literal["skip", "fail"] = "skip"
     val_fraction: float = 0.1
     test_fraction: float = 0.1
     seed: int = 0
@@ -91,11 +99,13 @@ class Folder(DataSpec):
         files = [(path, index) for index, name in enumerate(classes) for path in split_files.get(name, [])]
         if not files:
             raise DataError(f"folder: {root} has too few images: its split {request.split!r} is empty")
-        image_format = self._image_format([path for paths in train_files.values() for path in paths])
-        skip = self.unreadable == "skip"
+        image_format, note = self._image_format([path for paths in train_files.values() for path in paths])
+        skip = self.on_error == "skip"
         images, indices = read_images([path for path, _ in files], image_format, skip, self.cache)
         labels = torch.tensor([index for _, index in files])[indices]
-        return ImageSet(root.resolve().name, request.split, images, labels, classes)
+        dataset = ImageSet(root.resolve().name, request.split, images, labels, classes)
+        dataset.note = note
+        return dataset
 
     def _find_files(self, root: Path, split: str) -> tuple[dict[str, list[Path]], dict[str, list[Path]]]:
         """Return files by class: those that determine classes and image format, and those of a split."""
@@ -107,7 +117,10 @@ class Folder(DataSpec):
             advice = ": pass this directory, or add another of train, val and test next to it" if is_split else ""
             raise DataError(f"folder: {root} must have at least two classes, got only {only!r}{advice}")
         if directories is None:
-            return reference, self._split_by_hash(reference, split)
+            return reference, reference if split == "all" else self._split_by_hash(reference, split)
+        if split == "all":
+            parts = [self._find_files(root, name)[1] for name in directories]
+            return reference, {name: [path for part in parts for path in part.get(name, [])] for name in reference}
         if split not in directories:
             available = join_quoted([directory.name for directory in directories.values()], "and")
             raise DataError(f"folder: {root} has no directory for the split {split!r}, only {available}")
@@ -118,19 +131,26 @@ class Folder(DataSpec):
         return reference, selected
 
     def find_splits(self, root: Path) -> tuple[str, ...]:
-        """Return the non-empty splits of a directory of images."""
+        """Return the non-empty splits of a directory of images, without ``"all"``."""
         directories = _find_split_directories(root)
         if directories is not None:
             return tuple(directories)
         files = _find_images_by_class(root)
-        return tuple(split for split in self.splits if any(self._split_by_hash(files, split).values()))
+        return tuple(split for split in SPLIT_NAMES if any(self._split_by_hash(files, split).values()))
 
-    def _image_format(self, paths: list[Path]) -> ImageFormat:
-        """Return the common format of the images of all splits."""
-        inferred = infer_format(paths, self.fit, self.max_megapixels)
+    @staticmethod
+    def has_split_directories(root: Path) -> bool:
+        """Return whether a directory of images has subdirectories ``train``, ``val`` or ``test``."""
+        with warnings.catch_warnings(action="ignore"):
+            return _find_split_directories(root) is not None
+
+    def _image_format(self, paths: list[Path]) -> tuple[ImageFormat, str]:
+        """Return the common format of the images of all splits, and a remark if they are reduced to it."""
+        inferred, sizes = infer_format(paths, self.fit, self.max_megapixels)
         size = inferred.size if self.size is None else (self.size, self.size)
         channels = {"auto": inferred.channels, "gray": 1, "color": 3}[self.channels]
-        return dataclasses.replace(inferred, size=size, channels=channels)
+        image_format = dataclasses.replace(inferred, size=size, channels=channels)
+        return image_format, describe_resize(image_format, sizes)
 
     def _split_by_hash(self, files: dict[str, list[Path]], split: str) -> dict[str, list[Path]]:
         """Return the files of a split, for each class those with the first or last hashes."""
@@ -177,7 +197,7 @@ def _find_split_directories(root: Path) -> dict[str, Path] | None:
     if "train" not in found:
         raise DataError(f"folder: {root} has the directories {names} but no directory 'train'")
     for other in directories.values():
-        if _image_files(other):
+        if find_image_files(other):
             warnings.warn(f"folder: {other} is ignored: it is not one of the split directories {names}", stacklevel=2)
     return found
 
@@ -187,7 +207,7 @@ def _subdirectories(directory: Path) -> list[Path]:
     return sorted(path for path in directory.iterdir() if path.is_dir() and not path.name.startswith((".", "__")))
 
 
-def _image_files(directory: Path) -> list[Path]:
+def find_image_files(directory: Path) -> list[Path]:
     """Return all image files below a directory."""
     files = (p for p in directory.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES and not p.name.startswith("."))
     return sorted(path for path in files if path.is_file())
@@ -197,7 +217,7 @@ def _find_images_by_class(directory: Path) -> dict[str, list[Path]]:
     """Return the image files below each subdirectory; raise a DataError if these are not classes."""
     files = {}
     for subdirectory in _subdirectories(directory):
-        files[subdirectory.name] = _image_files(subdirectory)
+        files[subdirectory.name] = find_image_files(subdirectory)
         if not files[subdirectory.name]:
             suffixes = ", ".join(sorted(IMAGE_SUFFIXES))
             raise DataError(f"folder: the class directory {subdirectory} has no images ({suffixes}): fill or remove it")
