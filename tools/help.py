@@ -6,7 +6,7 @@ import sys
 if __name__ == "__main__":
     os.environ["COLUMNS"] = "80"
     from torchcaps.cli.main import TRAIN_HELP
-    from torchcaps.cli.train import train_help
+    from torchcaps.cli.train_parser import train_help
 
     TRAIN_HELP.write_text(train_help(), encoding="utf-8")
     sys.stdout.write(f"written to {TRAIN_HELP}\n")

@@ -197,10 +197,10 @@ def test_files_that_are_not_images_are_reported_and_the_others_classified(
     assert "0.0001 megapixels" in usage_error("predict", "run0", "digit.png", "--json", "--max-megapixels", "1e-4")
     assert "max_megapixels" in usage_error("predict", "run0", "digit.png", "--json", "--max-megapixels", "90")
     capsys.readouterr()
-    with pytest.raises(SystemExit):
-        main(["predict", "run0", "words.png", "digit.png", "--json"])
+    main(["predict", "run0", "words.png", "digit.png", "--json"])
     printed = capsys.readouterr()
-    prediction, problem = json.loads(printed.out)
+    problem, prediction = json.loads(printed.out)
     assert prediction["image"] == "digit.png"
-    assert problem == {"image": "words.png", "error": problem["error"]}
+    assert problem == {"image": "words.png", "label": None, "score": None, "error": problem["error"]}
+    assert "1 of 2" in printed.err
     assert problem["error"] in printed.err

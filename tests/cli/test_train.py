@@ -18,10 +18,13 @@ from tests.cli.commands import run_command, usage_error
 from tests.training.tiny import DATA, MODEL
 from torchcaps._core.serialize import is_resumable
 from torchcaps.cli import main
-from torchcaps.cli import train as command
-from torchcaps.cli.train import train_help
+from torchcaps.cli import train_parser as command
+from torchcaps.cli.command_line import CommandLine
+from torchcaps.cli.parser import field_help
+from torchcaps.cli.train_parser import COMMON_FLAGS, make_train_parser, train_help
 from torchcaps.data import Loader
-from torchcaps.models.schedules import OneCycle
+from torchcaps.models.registry import find_model
+from torchcaps.models.schedules import Cosine, OneCycle
 from torchcaps.training import RunSpec, StopReason, load_run, train
 from torchcaps.training.evaluation import Evaluation
 from torchcaps.training.logging import STOP_DESCRIPTIONS, read_metrics
@@ -131,8 +134,8 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "--data diverse-multimnist --data.source digits": (MODEL, "one object", "diverse-multimnist"),
     "--augmentation tsai2020.cifar10": ("'tsai2020.cifar10'", "--augmentation"),
     "--augmentation nothing": ("'nothing'", "augmentation"),
-    "--routing nothing": ("'nothing'", "'em'"),
-    "--lr-schedule nothing": ("'nothing'", "'one_cycle'"),
+    "--routing dynamc": ("'dynamc'", "'dynamic'"),
+    "--lr-schedule cosin": ("'cosin'", "'cosine'"),
     "--precision half": ("--precision", "bf16-mixed", "'half'"),
     "--deterministic=maybe": ("--deterministic", "true or false", "'maybe'"),
     "--data.train 0": ("'train'", "few"),
@@ -142,6 +145,17 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "--loss foo": ("--loss", "margin, spread, cross_entropy, binary", "'foo'"),
     "--optimizer adm": ("--optimizer", "adam", "'adm'"),
     "--routing em --routing.iteration 3": ("--routing.iteration", "--routing.iterations"),
+    "--routing em --routing.iterations three": ("--routing.iterations must be int", "'three'"),
+    "--routing.iterations three": ("--routing.iterations must be int", "'three'"),
+    "--learning-rate 0.1": ("--learning-rate", "did you mean --lr?"),
+    "--gpu": ("--gpu", "did you mean --device cuda?"),
+    "--batch 3": ("--batch", "did you mean --batch-size?"),
+    "-b 3": ("unknown flag -b", "--batch-size"),
+    "--epochs --lr 3": ("--epochs needs a value, int",),
+    "--model capsnet_small": ("capsnet_small", MODEL),
+    "--image-size 32": ("--image-size", "director"),
+    "--on-error fail": ("--on-error", "director"),
+    "--lr-schedule cosine --lr-schedule.warmup 2": ("warmup", "at most 1", "2"),
     "--routing em --routing.leak true": ("--routing.leak", "--routing.iterations"),
     "--routing own.Dynamo": ("own.Dynamo", "'own'"),
     "--lr-schedule OneCycle --lr-schedule.wormup 1": ("--lr-schedule.wormup", "--lr-schedule.warmup"),
@@ -224,7 +238,7 @@ def test_directory_of_images(capsys: pytest.CaptureFixture[str]) -> None:
             pixels = (torch.rand(40, 36, 3, generator=generator) * 80 + 80 * index).to(torch.uint8)
             Path("pics", name).mkdir(parents=True, exist_ok=True)
             Image.fromarray(pixels.numpy()).save(f"pics/{name}/{n}.png")
-    tiny = ["--width", "8", "--stages", "[[4, 1]]", "--types", "2", "--blocks", "1"]
+    tiny = ["--channels", "4,4", "--types", "2"]
     text = run_command(capsys, "train", "./pics", *tiny, "--steps", "2", "--num-threads", "1")
     for value in ("capsnet_images", "3x40x36", "3 classes", "18 training", "3 validation", "3 test"):
         assert value in text, value
@@ -263,6 +277,24 @@ def test_unavailable_device_is_reported_before_data_is_opened(monkeypatch: pytes
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("torchcaps.training.run.open_data", lambda spec: pytest.fail("the data was opened"))
     assert "--device cuda" in usage_error("train", MODEL, *TINY, "--device", "cuda")
+
+
+def test_model_flag_optimizer_and_quiet_json(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--model", MODEL, "--steps", "1", "--optimizer", "adamw", "--lr-schedule", "cosine", "--out", "run"]
+    printed = run_command(capsys, "train", *TINY, *flags, "--quiet", "--json")
+    results = json.loads(printed)
+    assert (results["path"], results["steps"], results["compared"]) == ("run", 1, None)
+    assert results["test"]["last"]["n"] == 30
+    spec = spec_of("run")
+    assert spec.recipe.lr_schedule == Cosine()
+    assert (spec.recipe.optimizer.name, spec.recipe.optimizer.weight_decay) == ("adamw", 0.01)
+    main(["train", MODEL, *TINY, "--steps", "1", "--json"])
+    streams = capsys.readouterr()
+    assert json.loads(streams.out)["model"] == MODEL
+    assert "70 training images" in streams.err
+    text = run_command(capsys, "train", MODEL, *TINY, "--steps", "1", "-q")
+    assert "training images" not in text
+    assert "Finished" in text
 
 
 def test_evaluation_on_other_classes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -314,11 +346,22 @@ def test_stored_help_is_that_of_the_parser(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_help_has_every_setting() -> None:
-    text = train_help().replace("\n", " ")
+    parser, _ = make_train_parser(find_model("capsnet_small"), CommandLine([], []))
+    text = parser.format_help().replace("\n", " ")
     names = {f.name for f in dataclasses.fields(RunSpec)} - {"model", "model_options", "recipe", *command.OPTIONS}
     for name in names:
         assert f" {command.flag_of(name)} " in text, name
-        assert command.field_help(RunSpec, name), f"{name} has no description"
+        assert field_help(RunSpec, name), f"{name} has no description"
+
+
+def test_help_shows_the_common_flags_and_one_example_per_line() -> None:
+    text = train_help()
+    assert [flag for flag in COMMON_FLAGS if f"  {flag} " not in text] == []
+    assert len(COMMON_FLAGS) == 12
+    assert "--micro-batches" not in text
+    examples = text.partition("examples:\n")[2].splitlines()
+    assert len(examples) > 3
+    assert all(example.startswith("  torchcaps train") and example.count("torchcaps ") == 1 for example in examples)
 
 
 def read_terminal(descriptor: int, chunks: list[bytes]) -> None:

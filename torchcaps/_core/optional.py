@@ -22,6 +22,7 @@ EXTRAS = {
     "pooch": "data",
     "rich": "data",
     "scipy": "data",
+    "shtab": "cli",
     "submitit": "cluster",
     "tensorboard": "tensorboard",
     "uvicorn": "explore",

@@ -107,8 +107,15 @@ class UntrustedCodeError(ValueError):
         )
 
 
-def check_name(name: str, known: Collection[str], kind: str) -> str:
-    """Return ``name`` if it is one of ``known``; otherwise raise a ValueError that suggests the closest ones."""
+def check_name(name: str, known: Collection[str], kind: str, max_shown: int = MAX_NAMES_SHOWN) -> str:
+    """Return ``name`` if it is one of ``known``; otherwise raise a ValueError that suggests the closest ones.
+
+    Args:
+        name: the name.
+        known: the valid names.
+        kind: noun for the message, such as ``"model"``.
+        max_shown: number of valid names that the message lists if none is similar.
+    """
     if not isinstance(name, str):
         raise TypeError(f"{kind} must be a name, got {name!r}")
     if name not in known:
@@ -116,7 +123,7 @@ def check_name(name: str, known: Collection[str], kind: str) -> str:
         close = [by_lower[other] for other in difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.4)]
         if close:
             raise ValueError(f"unknown {kind} {name!r}: did you mean {join_quoted(close)}?")
-        shown = sorted(known)[:MAX_NAMES_SHOWN]
+        shown = sorted(known)[:max_shown]
         more = ", ..." if len(known) > len(shown) else ""
         raise ValueError(f"unknown {kind} {name!r}: expected one of {', '.join(map(repr, shown))}{more}")
     return name

@@ -1,6 +1,7 @@
 """``torchcaps analyze``: run a registered analysis on one or several run directories, as a table, JSON and a figure."""
 
 import dataclasses
+import difflib
 import functools
 import json
 import os
@@ -36,10 +37,12 @@ __all__ = ["analyze_command"]
 
 DESCRIPTION = (
     "Run an analysis of a trained network: a table and a figure. The name of the analysis comes last; those marked * "
-    "compare several runs. 'torchcaps analyze NAME --help' shows the options of one analysis. "
-    "Examples: torchcaps analyze runs/capsnet_small-digits-1 perturbation --out figure.png; "
-    "torchcaps analyze runs/mine-1 runs/mine-2 affine; "
-    "torchcaps analyze runs/mine-1 attack --method pgd --eps 16 --source runs/mine-2"
+    "compare several runs. 'torchcaps analyze NAME --help' shows the options of one analysis."
+)
+EXAMPLES = (
+    "torchcaps analyze runs/capsnet_small-digits-1 perturbation --out figure.png",
+    "torchcaps analyze runs/mine-1 runs/mine-2 affine",
+    "torchcaps analyze runs/mine-1 attack --method pgd --eps 16 --source runs/mine-2",
 )
 BATCH_SIZE = 100  # images per forward pass
 
@@ -98,7 +101,7 @@ def analyze_command(words: list[str]) -> None:
 
 def _make_parser(analysis: Analysis | None, line: CommandLine) -> _AnalyzeParser:
     """Return the parser with the flags of all analyses and, if one is named, its own."""
-    parser = _AnalyzeParser(prog="torchcaps analyze", description=DESCRIPTION)
+    parser = _AnalyzeParser(prog="torchcaps analyze", description=DESCRIPTION, examples=EXAMPLES)
     parser.analysis = analysis
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run directories")
     parser.add_argument("analysis", metavar="NAME", help="name of the analysis; torchcaps analyze --help lists them")
@@ -147,7 +150,10 @@ def _check_flags(parser: Parser, analysis: Analysis, line: CommandLine) -> None:
 def _reject_name(parser: Parser, arguments: Any) -> typing.NoReturn:
     if arguments.runs[0] in ANALYSES:
         parser.error(f"the name of the analysis comes last: torchcaps analyze RUN {arguments.runs[0]}")
-    parser.error(f"the last argument must be an analysis, one of {', '.join(ANALYSES)}, got {arguments.analysis!r}")
+    close = difflib.get_close_matches(arguments.analysis, ANALYSES, n=2, cutoff=0.5)
+    hint = f"; did you mean {' or '.join(close)}?" if close else ""
+    known = ", ".join(ANALYSES)
+    parser.error(f"the last argument must be an analysis, one of {known}, got {arguments.analysis!r}{hint}")
 
 
 def _check_arguments(parser: Parser, analysis: Analysis, arguments: Any) -> None:

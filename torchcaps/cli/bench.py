@@ -1,5 +1,6 @@
 """The command ``torchcaps bench``."""
 
+import functools
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -15,6 +16,7 @@ from torchcaps._core.registry import check_name
 from torchcaps.bench.cases import CASES
 from torchcaps.bench.data import measure_data
 from torchcaps.bench.growth import draw_growth, measure_growth
+from torchcaps.bench.images import IMAGE_CASES, measure_images
 from torchcaps.bench.memory import (
     ESTIMATE_CASES,
     MEMORY_CASES,
@@ -33,31 +35,41 @@ __all__ = ["bench_command"]
 Row = dict[str, Any]
 
 DEFAULT_PARTS = (*CASES, "memory", "growth")
-OTHER_PARTS = ("estimates", "data", "training", "thresholds")
+OTHER_PARTS = ("estimates", "data", "training", "thresholds", *IMAGE_CASES)
 DESCRIPTION = (
     "Measure speed and memory. Layers and models of the papers are compared with a naive PyTorch baseline (values and "
     "gradients first) and with the time of their multiply-adds in a large matrix product: CPU time on one thread, wall "
     "time with two threads, the shortest of interleaved repetitions. 'memory': peak memory of training. 'growth': time "
     "by batch size and iterations. 'estimates': estimated against measured training memory. 'data': data loading. "
     "'training': overhead of the training loop, processes, start-up time. 'thresholds': the sizes at which one path "
-    "of the votes becomes faster than another, next to the thresholds that choose between them. Examples: "
-    "torchcaps bench; "
-    "torchcaps bench dynamic-full inverted-conv --repeat 5; torchcaps bench growth --figure growth.png; "
-    "torchcaps bench tsai2020_cifar10:32:streamed; torchcaps bench data --out results/bench/data.json; "
-    "torchcaps bench thresholds --out results/bench/thresholds.json; torchcaps bench MIN_KERNEL_BYTES"
+    "of the votes becomes faster than another, next to the thresholds that choose between them. 'images-32' and "
+    "'images-64': accuracy of the default model for own images against a plain CNN after the same CPU time, with "
+    "--repeat seeds (downloads CIFAR-10)."
+)
+EXAMPLES = (
+    "torchcaps bench",
+    "torchcaps bench dynamic-full inverted-conv --repeat 5",
+    "torchcaps bench growth --figure growth.png",
+    "torchcaps bench tsai2020_cifar10:32:streamed",
+    "torchcaps bench data --out results/bench/data.json",
+    "torchcaps bench thresholds --out results/bench/thresholds.json",
+    "torchcaps bench images-32 --out results/bench/images_32.json",
+    "torchcaps bench MIN_KERNEL_BYTES",
 )
 
 
 def bench_command(words: list[str]) -> None:
     """Run benchmarks, print the results and, if requested, write a record."""
-    parser = Parser(prog="torchcaps bench", description=DESCRIPTION)
+    parser = Parser(prog="torchcaps bench", description=DESCRIPTION, examples=EXAMPLES)
     parser.add_argument(
         "parts",
         nargs="*",
         help=f"parts to run: {', '.join(DEFAULT_PARTS)} (default: these), {', '.join(OTHER_PARTS)}, the name of a "
         "threshold such as MIN_KERNEL_BYTES, or MODEL:BATCH_SIZE[:auto|stored|streamed] to compare one memory estimate",
     )
-    parser.add_argument("--repeat", type=int, default=3, help="number of repetitions, of which the shortest counts")
+    parser.add_argument(
+        "--repeat", type=int, default=3, help="number of repetitions, of which the shortest counts, or of seeds"
+    )
     parser.add_argument("--smoke", type=bool, default=False, help="measure two tiny sizes per threshold")
     parser.add_argument("--out", type=str | None, help="JSON file to write the results to")
     parser.add_argument("--figure", type=str | None, help="image file for the figure of the part 'growth'")
@@ -82,6 +94,7 @@ def bench_command(words: list[str]) -> None:
         _print_estimates,
         _print_data,
         _print_training,
+        _print_images,
         _print_thresholds,
     ):
         print_rows(rows)
@@ -105,6 +118,7 @@ def _measure(parts: list[str], repeat: int, smoke: bool) -> Iterator[Row]:
         "estimates": lambda: compare_with_estimates(ESTIMATE_CASES),
         "data": lambda: measure_data(repeat),
         "training": lambda: measure_training(repeat),
+        **{name: functools.partial(measure_images, name, case, repeat) for name, case in IMAGE_CASES.items()},
     }
     for step in track(steps, "measuring", console=Console(stderr=True), disable=not sys.stderr.isatty()):
         if step in groups:
@@ -218,6 +232,20 @@ def _print_training(rows: list[Row]) -> None:
     _print_rows(_of_kind(rows, "processes"), ("model",), columns, process_cells)
     for row in _of_kind(rows, "startup"):
         print(f"{row['command']}: {row['seconds']:.2f} s")
+
+
+def _print_images(rows: list[Row]) -> None:
+    """Print the test accuracies of both models by seed, and their means."""
+    images = _of_kind(rows, "images")
+
+    def cells(row: Row) -> list[str]:
+        numbers = [f"{row['seed']}", f"{100 * row['accuracy']:.2f} %", f"{row['epochs']:.1f}"]
+        return [f"{row['case']}, {row['model']}", *numbers, f"{row['training_seconds']:.1f} s"]
+
+    _print_rows(images, ("case, model",), ("seed", "accuracy", "epochs", "CPU time"), cells)
+    for name, model in dict.fromkeys((row["case"], row["model"]) for row in images):
+        values = [row["accuracy"] for row in images if (row["case"], row["model"]) == (name, model)]
+        print(f"{name}, {model}: mean accuracy {100 * sum(values) / len(values):.2f} %")
 
 
 def _print_thresholds(rows: list[Row]) -> None:

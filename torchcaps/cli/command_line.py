@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,17 +12,20 @@ from torchcaps._core.registry import is_import_path
 
 __all__ = [
     "BOOL_WORDS",
+    "NO_VALUE",
     "TRUST_FLAG",
     "CommandLine",
     "append_working_directory",
     "flag_of",
+    "is_flag",
     "search_working_directory",
     "settings_flags",
 ]
 
 BOOL_WORDS = ("true", "false")
 TRUST_FLAG = "--trust-remote-code"
-NO_VALUE = ("--help", "-h", "--json", TRUST_FLAG)
+NO_VALUE = frozenset({"--help", "--help-all", "-h", "--json", "--csv", "--quiet", "-q", TRUST_FLAG})
+SHORT_FLAGS = {"-q": "--quiet"}  # besides -h
 
 
 def flag_of(field: str) -> str:
@@ -31,6 +35,16 @@ def flag_of(field: str) -> str:
     '--batch-size'
     """
     return "--" + field.replace("_", "-")
+
+
+def is_flag(argument: str) -> bool:
+    """Return whether an argument is a flag, and not a value, a negative number or a lone dash.
+
+    >>> is_flag("--epochs"), is_flag("-b"), is_flag("-1e-3"), is_flag("-")
+    (True, True, False, False)
+    """
+    is_short = re.match(r"-[A-Za-z]", argument) is not None and argument != "-inf"
+    return is_short or argument.startswith("--")
 
 
 @dataclass
@@ -48,12 +62,15 @@ class CommandLine:
     sources: dict[str, tuple[str, str]] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def split(cls, arguments: list[str], switches: Collection[str] = ()) -> "CommandLine":
+    def split(
+        cls, arguments: list[str], switches: Collection[str] = (), no_value: Collection[str] = NO_VALUE
+    ) -> "CommandLine":
         """Split arguments. Flags may be written as ``--flag value`` or ``--flag=value``, with ``-`` or ``_``.
 
         Args:
             arguments: the arguments behind the name of the command.
             switches: boolean flags, whose value can be omitted.
+            no_value: flags that take no value, so that the next argument is not theirs.
 
         >>> CommandLine.split(["net", "--batch_size=4", "--json", "--seed", "1"])
         CommandLine(positionals=['net'], flags=[('--batch-size', '4'), ('--json', None), ('--seed', '1')])
@@ -61,14 +78,14 @@ class CommandLine:
         line, rest = cls([], []), list(arguments)
         while rest:
             argument = rest.pop(0)
-            if not argument.startswith("--") and argument != "-h":
+            if not is_flag(argument):
                 line.positionals.append(argument)
                 continue
             name, equals, value = argument.partition("=")
-            name = name.replace("_", "-")
+            name = SHORT_FLAGS.get(name, name.replace("_", "-"))
             if equals:
                 line.flags.append((name, value))
-            elif name in NO_VALUE or name.endswith(".help") or not rest:
+            elif name in no_value or name.endswith(".help") or not rest or rest[0].startswith("--"):
                 line.flags.append((name, "true" if name in switches else None))
             elif name in switches and rest[0].lower() not in BOOL_WORDS:
                 line.flags.append((name, "true"))

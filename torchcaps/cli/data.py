@@ -10,7 +10,7 @@ from typing import Any
 
 from torchcaps._core.registry import check_name
 from torchcaps._core.validation import join_quoted
-from torchcaps.cli.command_line import append_working_directory
+from torchcaps.cli.command_line import NO_VALUE, append_working_directory
 from torchcaps.cli.console import print_table, start_table
 from torchcaps.cli.parser import Parser, add_fields
 from torchcaps.data import (
@@ -46,8 +46,9 @@ usage: torchcaps data COMMAND ...
 
 Options of a command: 'torchcaps data COMMAND --help'. Options of a data set: 'torchcaps data sample NAME --help'.
 Files are stored in --data-dir; by default in the directory named by the environment variable TORCHCAPS_DATA, or else in
-the user's cache directory. Examples:
+the user's cache directory.
 
+examples:
   torchcaps data get mnist
   torchcaps data sample multimnist --source digits --out grid.png
   torchcaps data sample folder --data-dir ./my_images --out grid.png
@@ -80,14 +81,16 @@ def data_command(arguments: list[str]) -> None:
         commands[check_name(arguments[0], commands, "command of 'torchcaps data'")](arguments[1:])
 
 
-def _create_parser(command: str, description: str, arguments: list[str]) -> tuple[Parser, list[str], DataSpec | None]:
+def _create_parser(
+    command: str, description: str, arguments: list[str], example: str
+) -> tuple[Parser, list[str], DataSpec | None]:
     """Create the parser of a command about one data set, whose options become flags.
 
     Returns:
         The parser; the arguments, in which the path of a directory of images is replaced by
         ``folder --data-dir PATH``; and the data set, or ``None`` if the arguments name none.
     """
-    parser = Parser(prog=f"torchcaps data {command}", description=description)
+    parser = Parser(prog=f"torchcaps data {command}", description=description, examples=[example])
     alternative = "" if command == "get" else ", or the path of a directory with one subdirectory of images per class"
     parser.add_argument("name", help=f"Name of the data set (see 'torchcaps data list'){alternative}.")
     parser.add_argument("--data-dir", default=None, help=DATA_DIR_HELP)
@@ -110,7 +113,7 @@ def _create_parser(command: str, description: str, arguments: list[str]) -> tupl
 
 def _is_positional(previous: str, argument: str) -> bool:
     """Return whether an argument is neither a flag nor the value of the flag before it."""
-    is_value = previous.startswith("--") and "=" not in previous and previous != "--json"
+    is_value = previous.startswith("--") and "=" not in previous and previous not in NO_VALUE
     return not argument.startswith("-") and not is_value
 
 
@@ -136,7 +139,8 @@ def _list(arguments: list[str]) -> None:
     """Run ``torchcaps data list``."""
     parser = Parser(
         prog="torchcaps data list",
-        description="List the data sets and whether their files exist locally. Example: torchcaps data list --json",
+        description="List the data sets and whether their files exist locally.",
+        examples=["torchcaps data list --json"],
     )
     parser.add_argument("--data-dir", default=None, help=DATA_DIR_HELP)
     parser.add_argument("--json", action="store_true", help="Print JSON.")
@@ -180,10 +184,10 @@ def _get(arguments: list[str]) -> None:
     """Run ``torchcaps data get``."""
     description = (
         "Download the files of a data set. Each file is verified by its published checksum (affNIST, which has none, "
-        "by the CRCs of its archives) and written atomically. Existing files are not downloaded again. "
-        "Example: torchcaps data get mnist --data-dir ./data"
+        "by the CRCs of its archives) and written atomically. Existing files are not downloaded again."
     )
-    parser, arguments, spec = _create_parser("get", description, arguments)
+    example = "torchcaps data get mnist --data-dir ./data"
+    parser, arguments, spec = _create_parser("get", description, arguments, example)
     parser.add_argument("--split", default=None, help=SPLIT_HELP)
     flags, options = _parse(parser, arguments, spec)
     spec = _find_checked_spec(parser, flags, options)
@@ -207,10 +211,9 @@ def _check(arguments: list[str]) -> None:
     """Run ``torchcaps data check``; raise a DataError for missing or damaged files."""
     description = (
         "Verify the files of a data set by their published checksums, load it, count its images and print statistics. "
-        "No download; existing archives are extracted. The exit code is not 0 if files are missing or corrupt. "
-        "Example: torchcaps data check mnist"
+        "No download; existing archives are extracted. The exit code is not 0 if files are missing or corrupt."
     )
-    parser, arguments, spec = _create_parser("check", description, arguments)
+    parser, arguments, spec = _create_parser("check", description, arguments, "torchcaps data check mnist")
     parser.add_argument("--split", default=None, help=SPLIT_HELP)
     parser.add_argument("--json", action="store_true", help="Print JSON.")
     flags, options = _parse(parser, arguments, spec)
@@ -276,10 +279,10 @@ def _sample(arguments: list[str]) -> None:
     """Run ``torchcaps data sample``."""
     description = (
         "Draw a page of sample images: one row per class; overlapping digits in different colors; with --augmentation, "
-        "each image next to its augmented versions. "
-        "Example: torchcaps data sample digits --augmentation sabour2017.mnist --out grid.png"
+        "each image next to its augmented versions."
     )
-    parser, arguments, spec = _create_parser("sample", description, arguments)
+    example = "torchcaps data sample digits --augmentation sabour2017.mnist --out grid.png"
+    parser, arguments, spec = _create_parser("sample", description, arguments, example)
     parser.add_argument("--out", default="grid.png", help="Figure file: .png, .svg or .pdf.")
     parser.add_argument("--split", default="train", help="Split of the data set.")
     pipelines = ", ".join(list_pipelines())

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from torchcaps.cli.command_line import CommandLine
-from torchcaps.cli.console import escape_control, percent, print_table, start_table
+from torchcaps.cli.console import escape_control, percent, print_table, print_text, start_table
 from torchcaps.cli.options import (
     add_data_flags,
     add_run_flags,
@@ -24,26 +24,25 @@ from torchcaps.training.evaluation import Evaluation
 from torchcaps.training.inference import TrainedRun, evaluate_runs
 from torchcaps.training.setup import limit_images
 
-__all__ = ["evaluate_command"]
+__all__ = ["evaluate_command", "make_evaluate_parser"]
 
 MAX_CONFUSIONS_SHOWN = 3  # most frequent incorrect predictions per class
 DESCRIPTION = (
     "Evaluate a run on its test set or on another data set: accuracy with Wilson's 95 % interval, accuracy per class, "
-    "and loss. Several runs are also evaluated as an ensemble, by the mean of their scores, as in the papers. "
-    "Examples: torchcaps evaluate runs/capsnet_small-digits-1; torchcaps evaluate runs/capsnet_small-digits-*; "
-    "torchcaps evaluate runs/sabour2017_affnist-expanded-mnist-1 --data affnist-style"
+    "and loss. Several runs are also evaluated as an ensemble, by the mean of their scores, as in the papers."
+)
+EXAMPLES = (
+    "torchcaps evaluate runs/capsnet_small-digits-1",
+    "torchcaps evaluate runs/capsnet_small-digits-*",
+    "torchcaps evaluate runs/my_images-1 --data ./new_images",
+    "torchcaps evaluate runs/sabour2017_affnist-expanded-mnist-1 --data affnist-style",
 )
 
 
 def evaluate_command(arguments: list[str]) -> None:
     """Evaluate runs."""
     line = CommandLine.split(arguments)
-    parser = Parser("torchcaps evaluate", DESCRIPTION)
-    parser.add_argument("runs", nargs="+", help="run directories")
-    add_data_flags(parser, line)
-    text = "evaluate on at most this number of images: a fixed random subset (default: all)"
-    parser.add_argument("--max-images", type=int | None, help=text)
-    add_run_flags(parser)
+    parser = make_evaluate_parser(line)
     options, _ = parser.parse(line)
     check_positive(parser, options, "num_threads", "max_images")
     if len({os.path.realpath(os.path.expanduser(run)) for run in options.runs}) < len(options.runs):
@@ -56,6 +55,17 @@ def evaluate_command(arguments: list[str]) -> None:
         print(json.dumps(_to_json(runs, dataset, results), indent=2))
     else:
         _print_results(runs, dataset, results)
+
+
+def make_evaluate_parser(line: CommandLine) -> Parser:
+    """Return the parser of ``torchcaps evaluate``, with the fields of the data set that the command line names."""
+    parser = Parser("torchcaps evaluate", DESCRIPTION, examples=EXAMPLES)
+    parser.add_argument("runs", nargs="+", help="run directories")
+    add_data_flags(parser, line)
+    text = "evaluate on at most this number of images: a fixed random subset (default: all)"
+    parser.add_argument("--max-images", type=int | None, help=text)
+    add_run_flags(parser)
+    return parser
 
 
 def _evaluate(runs: list[TrainedRun], dataset: Dataset) -> dict[str, Evaluation]:
@@ -74,15 +84,23 @@ def _print_results(runs: list[TrainedRun], dataset: Dataset, results: dict[str, 
         if run.note:
             print(f"torchcaps: {escape_control(run.note)}", file=sys.stderr)
     print(f"{escape_control(dataset.name)}, {dataset.split}: {next(iter(results.values())).n:,} images\n")
-    numeric = ("accuracy", "incorrect", "loss")
-    table = start_table("run", "weights", "accuracy", "95 % interval", "incorrect", "loss", right=numeric)
+    headings = ["run", "weights", "accuracy", "95 % interval", "incorrect", "loss"]
+    is_unbalanced = next(iter(results.values())).is_unbalanced
+    if is_unbalanced:
+        headings.insert(3, "balanced")
+    table = start_table(*headings, right=("accuracy", "balanced", "incorrect", "loss"))
     weights = [run.weights for run in runs] + [""]
     for (name, evaluation), kind in zip(results.items(), weights, strict=False):
         low, high = evaluation.interval
         interval = f"{100 * low:.2f} to {100 * high:.2f} %"
         incorrect = f"{evaluation.n - evaluation.n_correct:,}"
-        table.add_row(name, kind, percent(evaluation.accuracy), interval, incorrect, f"{evaluation.loss:.4f}")
+        balanced = [percent(evaluation.balanced_accuracy)] if is_unbalanced else []
+        accuracies = [percent(evaluation.accuracy), *balanced]
+        table.add_row(name, kind, *accuracies, interval, incorrect, f"{evaluation.loss:.4f}")
     print_table(table)
+    if is_unbalanced:
+        print_text("balanced: mean of the accuracies per class, since some classes have more images than others.")
+        print()
     evaluation = list(results.values())[-1]
     table = start_table("class", "images", "accuracy", "often predicted as", right=("images", "accuracy"))
     for index, (count, correct) in enumerate(zip(evaluation.class_counts, evaluation.class_correct, strict=True)):

@@ -20,15 +20,18 @@ MAX_RUNS = 2
 DESCRIPTION = (
     "Open a page in the browser that shows what a network makes of an image: draw, pick or upload one, and see class "
     "capsules, couplings of every routing iteration, primary capsules, the decoder and statistics of the test set. Two "
-    "runs are compared side by side. The server is reachable from this computer only, and ends with Ctrl-C. "
-    "Examples: torchcaps explore runs/capsnet_small-digits-1; torchcaps explore runs/mine-1 runs/mine-2; "
-    "torchcaps explore runs/mine-1 --export page.html"
+    "runs are compared side by side. The server is reachable from this computer only, and ends with Ctrl-C."
+)
+EXAMPLES = (
+    "torchcaps explore runs/capsnet_small-digits-1",
+    "torchcaps explore runs/mine-1 runs/mine-2",
+    "torchcaps explore runs/mine-1 --export page.html",
 )
 
 
 def explore_command(arguments: list[str]) -> None:
     """Serve the explorer's page for one or two runs, or write it to a file."""
-    parser = Parser("torchcaps explore", DESCRIPTION)
+    parser = Parser("torchcaps explore", DESCRIPTION, examples=EXAMPLES)
     parser.add_argument("runs", nargs="*", metavar="RUN", help="one or two run directories")
     parser.add_argument("--port", type=int, default=8250, help="port; if it is in use, another one is taken")
     text = "address to bind to; any other than 127.0.0.1 lets other computers use the page, without a password"

@@ -3,6 +3,7 @@
 import importlib
 import os
 import sys
+import warnings
 from pathlib import Path
 from typing import NoReturn
 
@@ -12,10 +13,11 @@ __all__ = ["main"]
 
 HELP = """\
 usage: torchcaps COMMAND ...
+       torchcaps --help | --version
 
   train      train a model on a data set or on a directory of images; by default a small one on embedded digits
   evaluate   accuracy and loss of a run, or of an ensemble of runs, on its test set or on another data set
-  predict    class scores and reconstruction of image files
+  predict    class, scores and reconstruction of image files, or of all images in a directory
   analyze    analyses of trained runs: perturbation, reconstruction, affine, attack, ... with a figure
   explore    web page that shows what a trained network makes of an image that you draw, pick or upload
   list       table of the models: paper, data set, parameters, routing
@@ -24,6 +26,7 @@ usage: torchcaps COMMAND ...
   reproduce  train and measure a table or figure of one of the papers, next to the published values
   report     one page with all reproduced tables and figures
   data       data sets: list, download, check, and draw samples
+  completion print the completion script of a shell: bash, zsh or fish
 
 'torchcaps COMMAND --help' lists the flags of a command, 'torchcaps train MODEL --help' includes those of a model.
 
@@ -45,6 +48,7 @@ TRAIN_HELP = Path(__file__).with_name("train_help.txt")  # written by tools/help
 COMMANDS = {
     "analyze": ("torchcaps.cli.analyze", "analyze_command"),
     "bench": ("torchcaps.cli.bench", "bench_command"),
+    "completion": ("torchcaps.cli.completion", "completion_command"),
     "data": ("torchcaps.cli.data", "data_command"),
     "evaluate": ("torchcaps.cli.evaluate", "evaluate_command"),
     "explore": ("torchcaps.cli.explore", "explore_command"),
@@ -63,11 +67,13 @@ def main(arguments: list[str] | None = None) -> None:
     Args:
         arguments: name of the command and its arguments; default: those of the process.
     """
-    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments is None:
+        arguments = sys.argv[1:]
+        warnings.showwarning = lambda message, *_: print(f"torchcaps: {message}", file=sys.stderr)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(HELP, end="")
         return
-    if arguments[0] == "--version":
+    if arguments[0] in ("--version", "-V"):
         print(f"torchcaps {__version__}")
         return
     if arguments in (["train", "--help"], ["train", "-h"]):  # loading torch would take longer than reading the help
@@ -93,7 +99,7 @@ def _check_command(name: str) -> str:
         return name
     from torchcaps._core.registry import check_name
 
-    return check_name(name, COMMANDS, "command")
+    return check_name(name, COMMANDS, "command", max_shown=len(COMMANDS))
 
 
 def _exit(message: str, code: int) -> NoReturn:

@@ -1,6 +1,8 @@
 """Flags shared by the commands that use trained runs: weights, CPU threads, and the images to use."""
 
 import dataclasses
+import os
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -13,13 +15,15 @@ from torchcaps.cli.command_line import (
     search_working_directory,
 )
 from torchcaps.cli.parser import Parser, annotation_of, field_help
-from torchcaps.data import Dataset
+from torchcaps.data import Dataset, Folder, ImageSet
 from torchcaps.data.registry import create_dataset, find_spec, is_image_folder
-from torchcaps.training.inference import TrainedRun, load_run
+from torchcaps.training.inference import TrainedRun, load_run, unprocessed_shape
 from torchcaps.training.settings_file import may_download
 from torchcaps.training.setup import open_test_set
 
 __all__ = [
+    "ON_ERROR_HELP",
+    "OnError",
     "add_data_flags",
     "add_run_flags",
     "add_trust_flag",
@@ -28,6 +32,9 @@ __all__ = [
     "open_dataset",
     "set_num_threads",
 ]
+
+OnError = Literal["skip", "fail"]
+ON_ERROR_HELP = "action for image files that can't be read: skip them with a warning (the default), or fail"
 
 
 def add_run_flags(parser: Parser, num_threads: str = "one per core") -> None:
@@ -52,7 +59,9 @@ def add_data_flags(parser: Parser, line: CommandLine) -> None:
     """Add ``--data``, ``--split`` and ``--data-dir``, and the fields of the data set that the command line names."""
     text = "other data set than the run's: name (see 'torchcaps data list'), directory of images, or import path"
     parser.add_argument("--data", type=str | None, help=text)
-    parser.add_argument("--split", type=str, default="test", help="split of the data set")
+    text = "split of the data set; all images of a directory: all (default: test; all of a directory without splits)"
+    parser.add_argument("--split", type=str | None, help=text)
+    parser.add_argument("--on-error", type=OnError | None, help=ON_ERROR_HELP)
     text = "directory of downloaded data sets (default: that of the run, otherwise TORCHCAPS_DATA)"
     parser.add_argument("--data-dir", type=str | None, help=text)
     name = line.get("--data")
@@ -93,24 +102,56 @@ def load_runs(paths: list[str], options: Any, weights: str | None = None) -> lis
 def open_dataset(run: TrainedRun, options: Any, split: str | None = None) -> Dataset:
     """Return the data set of ``--data`` and ``--split``; by default the test set of a run.
 
+    A directory of images other than the run's is read in the image format of the run. All of its images are used if it
+    has no split directories and ``--split`` is not given.
+
     Args:
         run: the trained run.
         options: parsed flags of `add_data_flags`.
         split: overrides ``--split``.
     """
     spec = run.spec
-    split = split or options.split
     download = options.data_dir is not None or may_download(spec.data_dir)
     if options.data_dir is not None:
         spec = dataclasses.replace(spec, data_dir=options.data_dir)
-    if options.data is None and split == "test":
+    name = options.data or spec.recipe.data
+    given = {k: v for k, v in dict(options.get("data_options") or {}).items() if v is not None}
+    fields = given if options.data is not None else dict(spec.data_options)
+    if options.on_error is not None:
+        if not (name == "folder" or is_image_folder(name)):
+            raise ValueError(f"--on-error applies to directories of images, and the data set is {name!r}: leave it out")
+        fields["on_error"] = options.on_error
+    split = split or options.split
+    if options.data is None and split in (None, "test"):
+        if options.on_error is not None and not spec.recipe.test_data:
+            spec = dataclasses.replace(spec, data_options=fields)
         dataset = open_test_set(spec, download)
         if dataset is None:
             raise ValueError(f"{run.path} has no test set: choose a data set with --data")
         return dataset
-    fields = dict(spec.data_options)
-    if options.data is not None:
-        fields = {k: v for k, v in dict(options.get("data_options") or {}).items() if v is not None}
-    name = options.data or spec.recipe.data
+    if is_image_folder(name) and not _is_same_directory(name, spec.recipe.data):
+        split = split or ("test" if Folder.has_split_directories(Path(name).expanduser()) else "all")
+        dataset = create_dataset(name, split, None, **{**_image_format(run), **fields})
+        return _with_classes(dataset, run.classes)
     root = None if is_image_folder(name) else spec.data_dir
-    return create_dataset(name, str(split), root, download=download, **fields)
+    return create_dataset(name, split or "test", root, download=download, **fields)
+
+
+def _is_same_directory(path: str, other: str) -> bool:
+    return os.path.realpath(os.path.expanduser(path)) == os.path.realpath(os.path.expanduser(other))
+
+
+def _image_format(run: TrainedRun) -> dict[str, Any]:
+    """Return the options of `Folder` that give images the size and channels of a run's, if they are square."""
+    channels, height, width = unprocessed_shape(run)
+    size = {"size": height} if height == width else {}
+    fit = {"fit": run.spec.data_options["fit"]} if "fit" in run.spec.data_options else {}
+    return {**size, **fit, "channels": "gray" if channels == 1 else "color"}
+
+
+def _with_classes(dataset: Dataset, classes: tuple[str, ...]) -> Dataset:
+    """Return a directory of images that lacks some of a run's classes with labels of all of them."""
+    if dataset.classes == classes or not set(dataset.classes) <= set(classes) or not isinstance(dataset, ImageSet):
+        return dataset
+    indices = torch.tensor([classes.index(name) for name in dataset.classes])
+    return ImageSet(dataset.name, dataset.split, dataset.images, indices[dataset.labels], classes)

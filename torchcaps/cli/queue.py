@@ -53,7 +53,8 @@ INDENT = "  "
 def queue_command(words: list[str]) -> None:
     """Run the queue."""
     order = ", ".join(dict.fromkeys(f"{entry.paper} {entry.item}" for entry in QUEUE))
-    parser = Parser(prog="torchcaps reproduce queue", description=QUEUE_DESCRIPTION.format(order=order))
+    description = QUEUE_DESCRIPTION.format(order=order)
+    parser = Parser(prog="torchcaps reproduce queue", description=description, examples=QUEUE_EXAMPLES)
     add_store_flags(parser, scale="long")
     add_execution_flags(parser)
     options, _ = parser.parse(words)
@@ -76,7 +77,7 @@ def queue_work(scale: Scale) -> list[WorkItem]:
 
 def status_command(words: list[str]) -> None:
     """Show the status of the queue, or of a paper or item."""
-    parser = Parser(prog="torchcaps reproduce status", description=STATUS_DESCRIPTION)
+    parser = Parser(prog="torchcaps reproduce status", description=STATUS_DESCRIPTION, examples=STATUS_EXAMPLES)
     parser.add_argument("paper", nargs="?", help="Name of a paper; without it the queue is shown")
     parser.add_argument("item", nargs="?", help="Table or figure of the paper; without it all of them")
     add_store_flags(parser, scale="long")

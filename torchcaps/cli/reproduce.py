@@ -60,7 +60,7 @@ def reproduce_command(words: list[str]) -> None:
     if words and words[0] in SUBCOMMANDS:
         SUBCOMMANDS[words[0]](words[1:])
         return
-    parser = Parser(prog="torchcaps reproduce", description=REPRODUCE_DESCRIPTION)
+    parser = Parser(prog="torchcaps reproduce", description=REPRODUCE_DESCRIPTION, examples=REPRODUCE_EXAMPLES)
     papers = ", ".join(paper.name for paper in list_papers())
     parser.add_argument("paper", nargs="?", help=f"Name of a paper ({papers}); without it the papers are listed")
     parser.add_argument("item", nargs="?", help="Table or figure of the paper, or 'all'; without it they are listed")
@@ -145,7 +145,7 @@ def _list_items(paper: Paper) -> None:
 
 def report_command(words: list[str]) -> None:
     """Write all tables and figures to one report."""
-    parser = Parser(prog="torchcaps report", description=REPORT_DESCRIPTION)
+    parser = Parser(prog="torchcaps report", description=REPORT_DESCRIPTION, examples=REPORT_EXAMPLES)
     parser.add_argument("--scale", default="", help=f"{SCALE_HELP} (default: all but smoke)")
     parser.add_argument(
         "--out", default="", help="Path of the report (default: docs/results.md; with --scale results-SCALE.md)"

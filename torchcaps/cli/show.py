@@ -31,8 +31,8 @@ def list_command(arguments: list[str]) -> None:
     """Print a table of the models."""
     parser = Parser(
         "torchcaps list",
-        "List the models with paper, data set, number of parameters (and as published) and routing. "
-        "Example: torchcaps list tsai2020 --json",
+        "List the models with paper, data set, number of parameters (and as published) and routing.",
+        examples=["torchcaps list tsai2020 --json"],
     )
     text = "list models with this text in their name, paper or data set (default: all)"
     parser.add_argument("pattern", nargs="?", default="", help=text)
@@ -84,8 +84,8 @@ def show_command(arguments: list[str]) -> None:
     parser = Parser(
         "torchcaps show",
         "Print the layers of a model with output shapes, parameters and multiply-adds, and the memory that training "
-        "needs on a CPU. Nothing is trained. Each field of the model is a flag: 'torchcaps show MODEL --help'. "
-        "Example: torchcaps show tsai2020_cifar10 --image 3x64x64 --classes 196 --routing em --batch-size 32",
+        "needs on a CPU. Nothing is trained. Each field of the model is a flag: 'torchcaps show MODEL --help'.",
+        examples=["torchcaps show tsai2020_cifar10 --image 3x64x64 --classes 196 --routing em --batch-size 32"],
     )
     parser.add_argument("name", help="name of a model (see 'torchcaps list') or import path of a ModelSpec")
     parser.add_argument("--batch-size", type=int | None, help="number of images per batch (default: as in the recipe)")

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from torchcaps._core.registry import UntrustedCodeError, check_name
-from torchcaps._core.serialize import is_resumable
 from torchcaps._core.validation import FieldError
 from torchcaps.cli.command_line import (
     TRUST_FLAG,
@@ -19,62 +18,43 @@ from torchcaps.cli.command_line import (
     search_working_directory,
     settings_flags,
 )
-from torchcaps.cli.options import add_trust_flag
-from torchcaps.cli.parser import Parser, add_fields, annotation_of, field_help
-from torchcaps.cli.runs import run_training
-from torchcaps.data import list_pipelines
-from torchcaps.data.registry import find_spec, is_image_folder
-from torchcaps.models import list_models
+from torchcaps.cli.parser import Parser
+from torchcaps.cli.runs import OutputMode, run_training
+from torchcaps.cli.train_parser import (
+    DATA_FIELDS,
+    DEFAULT_MODEL,
+    IMAGE_FOLDER_MODEL,
+    NESTED_FLAGS,
+    OPTION_PREFIXES,
+    OPTIONS,
+    RECIPE_FIELDS,
+    RESUME_FIELDS,
+    RUN_FIELDS,
+    find_switches,
+    make_train_parser,
+    model_flag,
+)
+from torchcaps.data.registry import is_image_folder
 from torchcaps.models.recipe import LossConfig, OptimizerConfig, Recipe
 from torchcaps.models.registry import ModelEntry, find_model
-from torchcaps.models.schedules import LRSchedule
 from torchcaps.training.config import RunSpec
 from torchcaps.training.run_dir import RunDirectory
 from torchcaps.training.settings_file import RESOURCES, check_registered, limit_resources, may_download, read_settings
 
-__all__ = ["train_command", "train_help"]
+__all__ = ["train_command"]
 
-DEFAULT_MODEL, IMAGE_FOLDER_MODEL = "capsnet_small", "capsnet_images"
-OPTIONS = ("data_options", "test_options")
-OPTION_PREFIXES = {"data_options": "--data.", "test_options": "--test-data."}
-DATA_FIELDS = ("data", "test_data", "augmentation")
-ASCENT_FIELDS = ("ascents", "descents", "ascent_lr", "reuse_children")
-RECIPE_FIELDS = ("batch_size", "epochs", "steps", "val_fraction", "eval_weights", *ASCENT_FIELDS)
-RUN_FIELDS = [
-    f.name for f in dataclasses.fields(RunSpec) if f.name not in ("model", "model_options", "recipe", *OPTIONS)
-]
-RESUME_FIELDS = ("epochs", "steps", *(name for name in RUN_FIELDS if is_resumable(RunSpec, name)))
-COMMAND_LINE_ONLY = (TRUST_FLAG, "--resume", "--config")  # never read from a file
+COMMAND_LINE_ONLY = (TRUST_FLAG, "--resume", "--config", "--compare", "--quiet", "--json")  # never read from a file
 SIZE_FIELDS = ("image", "classes", "n_objects")  # of the model; they follow the data unless given
-# Flags of the fields of the optimizer and of the loss.
-NESTED_FLAGS = {
-    ("optimizer", f.name): "--optimizer" if f.name == "name" else flag_of(f.name)
-    for f in dataclasses.fields(OptimizerConfig)
-} | {
-    ("loss", f.name): "--loss" if f.name == "name" else f"--loss.{flag_of(f.name)[2:]}"
-    for f in dataclasses.fields(LossConfig)
-}
-# A field of a model with one of these flags gets --model-FIELD.
-RESERVED = {flag_of(name) for name in (*RUN_FIELDS, *DATA_FIELDS, *RECIPE_FIELDS, "lr_schedule", "config", "out")}
-RESERVED |= {"--resume", "--model", TRUST_FLAG, *NESTED_FLAGS.values()}
-DESCRIPTION = (
-    "Train a model: by default a small CapsNet on the embedded digits, in about a minute. Settings that are not given "
-    "are those of the model's recipe, which follows its paper. Ctrl-C saves a checkpoint and stops; --resume RUN "
-    "continues bit-exactly. All settings can also be in a YAML file, --config FILE; each run writes one, config.yaml. "
-    "Examples: torchcaps train; "
-    "torchcaps train sabour2017_mnist --epochs 10 --val-fraction 0.1; "
-    "torchcaps train tsai2020_cifar10 --routing em --routing.iterations 3 --lr 0.01 --lr-schedule one_cycle; "
-    "torchcaps train ./my_images --max-minutes 30; torchcaps train --resume runs/capsnet_small-digits-1 --epochs 40"
-)
+ADAMW_WEIGHT_DECAY = 0.01  # torch's default
 
 
 def train_command(arguments: list[str]) -> None:
     """Train a model, or resume a run."""
-    line = CommandLine.split(arguments, _switches())
+    line = CommandLine.split(arguments, find_switches())
     for flag in ("--config", "--resume"):
         if sum(name == flag for name, _ in line.flags) > 1:
             raise ValueError(f"{flag} can be given once, got {arguments}")
-    names = [line.get(flag) for flag in ("--data", "--test-data", "--routing", "--lr-schedule")]
+    names = [line.get(flag) for flag in ("--model", "--data", "--test-data", "--routing", "--lr-schedule")]
     append_working_directory([*line.positionals, *names, *(v for n, v in line.flags if n.endswith(".class-path"))])
     trusted = TRUST_FLAG in line
     if trusted:
@@ -82,12 +62,13 @@ def train_command(arguments: list[str]) -> None:
     if "--config" in line:
         line = _merge_config(line, trusted)
     entry, folder = _model_and_folder(line)
-    parser, flags = _make_parser(entry, line)
+    parser, flags = make_train_parser(entry, line, folder)
     options, given = parser.parse(line)
     if {"--epochs", "--steps"} <= given:
         parser.error(f"--epochs and --steps are mutually exclusive, got {options.epochs} and {options.steps}")
+    output = OutputMode(options.quiet, options.json)
     if options.resume is not None:
-        _resume(parser, options, given, arguments)
+        _resume(parser, options, given, arguments, output)
         return
     with _errors_by_flag(entry, flags, line):
         spec = _run_spec(entry, folder, parser.instantiate(options), given, flags)
@@ -95,25 +76,14 @@ def train_command(arguments: list[str]) -> None:
     spec, notes = limit_resources(spec, [name for name in RESOURCES if flag_of(name) in line.sources])
     download = "--data-dir" not in line.sources or may_download(spec.data_dir)
 
-    def run() -> Any:
+    def run(console: Any) -> Any:
         from torchcaps.training import train
 
         for note in notes:
             warnings.warn(note, stacklevel=1)
-        return train(spec, options.out, sizes, download=download)
+        return train(spec, options.out, sizes, console, download=download)
 
-    run_training(arguments, spec.devices, run)
-
-
-def train_help() -> str:
-    """Return the help of ``torchcaps train``; ``train_help.txt`` is a copy that prints without loading torch."""
-    return _make_parser(find_model(DEFAULT_MODEL), CommandLine([], []))[0].format_help()
-
-
-def _switches() -> set[str]:
-    """Return the boolean flags of runs and of all registered models."""
-    specs = [RunSpec(), *(find_model(name).spec for name in list_models())]
-    return {flag_of(f.name) for spec in specs for f in dataclasses.fields(spec) if annotation_of(spec, f.name) is bool}
+    run_training(arguments, spec, run, output, options.compare)
 
 
 def _merge_config(line: CommandLine, trusted: bool) -> CommandLine:
@@ -124,9 +94,14 @@ def _merge_config(line: CommandLine, trusted: bool) -> CommandLine:
     line = line.without("--config")
     overridden = line.names | ({"--epochs", "--steps"} if line.names & {"--epochs", "--steps"} else set())
     settings = _config_line(path, trusted)
+    folders = [argument for argument in line.positionals if is_image_folder(argument)]
+    if folders:  # the directory on the command line replaces the data of the file
+        overridden |= {"--data"}
+    names_model = "--model" in line or len(line.positionals) > len(folders)
     flags = [(n, v) for n, v in settings.flags if n not in overridden and n.partition(".")[0] not in overridden]
     sources = {name: source for name, source in settings.sources.items() if name not in line.names}
-    return CommandLine(line.positionals or settings.positionals, flags + line.flags, sources)
+    positionals = line.positionals + ([] if names_model else settings.positionals)
+    return CommandLine(positionals, flags + line.flags, sources)
 
 
 def _config_line(path: str, trusted: bool) -> CommandLine:
@@ -149,7 +124,7 @@ def _config_line(path: str, trusted: bool) -> CommandLine:
         if not isinstance(options, dict):
             raise ValueError(f"{path}: {name} must be a mapping, such as '{name}: {{width: 32}}', got {options!r}")
         for key, value in options.items():
-            flag = f"{OPTION_PREFIXES[name]}{key}" if name in OPTION_PREFIXES else _model_flag(str(key))
+            flag = f"{OPTION_PREFIXES[name]}{key}" if name in OPTION_PREFIXES else model_flag(str(key))
             settings.append((f"{name}.{key}", flag, value))
     for name, config in (("optimizer", OptimizerConfig), ("loss", LossConfig)):
         if isinstance(values.get(name), dict):
@@ -168,77 +143,17 @@ def _config_line(path: str, trusted: bool) -> CommandLine:
     return line
 
 
-def _model_flag(field: str) -> str:
-    """Return the flag of a model's field."""
-    return f"--model-{flag_of(field)[2:]}" if flag_of(field) in RESERVED else flag_of(field)
-
-
 def _model_and_folder(line: CommandLine) -> tuple[ModelEntry, str | None]:
-    """Return the model and the directory of images that the positional arguments name."""
+    """Return the model and the directory of images that the positional arguments and ``--model`` name."""
     folder = next((argument for argument in line.positionals if is_image_folder(argument)), None)
     names = [argument for argument in line.positionals if argument != folder]
+    names += [name for flag, name in line.flags if flag == "--model" and name is not None]
     if len(names) > 1:
         raise ValueError(f"expected one model, got {names[0]!r} and {names[1]!r}")
     if names and (os.sep in names[0] or names[0].startswith((".", "~"))):
         raise ValueError(f"{names[0]} is neither an existing directory nor the name of a model (see 'torchcaps list')")
-    use_folder = folder is not None or line.get("--data") == "folder"
+    use_folder = folder is not None or line.get("--data") == "folder" or is_image_folder(line.get("--data"))
     return find_model(names[0] if names else IMAGE_FOLDER_MODEL if use_folder else DEFAULT_MODEL), folder
-
-
-def _make_parser(entry: ModelEntry, line: CommandLine) -> tuple[Parser, dict[str, str]]:
-    """Return the parser for a model, and the flags of the model's fields."""
-    recipe, run = entry.recipe(entry.spec), RunSpec(entry.name)
-    parser = Parser("torchcaps train", DESCRIPTION, usage="torchcaps train [MODEL | DIRECTORY] [FLAGS]")
-    parser.add_argument(
-        "model_or_directory",
-        nargs="*",
-        help="name of a model (see 'torchcaps list') or import path of a ModelSpec; directory of images with one "
-        f"subdirectory per class (default: {DEFAULT_MODEL}, for a directory {IMAGE_FOLDER_MODEL})",
-    )
-    group = parser.add_argument_group("data and output")
-    texts = {
-        "data": "training set: name (see 'torchcaps data list'), directory of images, or import path",
-        "test_data": "test set, if it is not the test split of the training set",
-        "augmentation": f"preprocessing pipeline, one of {', '.join(list_pipelines())}; '' for none",
-    }
-    for name in DATA_FIELDS:
-        group.add_argument(flag_of(name), type=str, default=getattr(recipe, name), help=texts[name])
-    for field, flag, name in (
-        ("data_options", "--data", line.get("--data") or recipe.data),
-        ("test_options", "--test-data", line.get("--test-data") or recipe.test_data),
-    ):
-        data = None if not name else find_spec("folder" if is_image_folder(name) else name)
-        for f in dataclasses.fields(data) if data is not None else ():
-            annotation = annotation_of(data, f.name)
-            text = f"{field_help(type(data), f.name)} (default: {getattr(data, f.name)})"
-            dest = f"{field}.{f.name}"
-            group.add_argument(f"{flag}.{flag_of(f.name)[2:]}", dest=dest, type=annotation | None, help=text)
-    group.add_argument("--out", type=str | None, help="directory of the run (default: a new one in runs/)")
-    group.add_argument("--resume", type=str | None, help="directory of a run to resume from its last checkpoint")
-    group.add_argument("--config", type=str | None, help="YAML file of settings, such as the config.yaml of a run")
-    add_trust_flag(group)
-    group = parser.add_argument_group(f"recipe (defaults are those of {entry.name})")
-    for name in RECIPE_FIELDS:
-        text = field_help(Recipe, name)
-        group.add_argument(flag_of(name), type=annotation_of(recipe, name), default=getattr(recipe, name), help=text)
-    for (owner, name), flag in NESTED_FLAGS.items():
-        config = getattr(recipe, owner)
-        text, default = field_help(type(config), name), getattr(config, name)
-        group.add_argument(
-            flag, dest=f"{owner}_config.{name}", type=annotation_of(config, name), default=default, help=text
-        )
-    schedule = None if "--lr-schedule" in line else recipe.lr_schedule
-    text = (
-        f"{field_help(Recipe, 'lr_schedule')}: constant, exponential, milestones, time_decay, inverse, one_cycle, or "
-        "an import path; --lr-schedule.FIELD sets its fields"
-    )
-    group.add_argument("--lr-schedule", type=LRSchedule, default=schedule, help=text)
-    group = parser.add_argument_group("run")
-    for name in RUN_FIELDS:
-        text = field_help(RunSpec, name)
-        group.add_argument(flag_of(name), type=annotation_of(run, name), default=getattr(run, name), help=text)
-    renamed = {f.name: _model_flag(f.name) for f in dataclasses.fields(entry.spec)}
-    return parser, add_fields(parser, entry.spec, "model_options", line, renamed)
 
 
 def _run_spec(entry: ModelEntry, folder: str | None, options: Any, given: set[str], flags: dict[str, str]) -> RunSpec:
@@ -259,6 +174,7 @@ def _run_spec(entry: ModelEntry, folder: str | None, options: Any, given: set[st
     for name in ("data", "test_data"):
         if is_image_folder(changes.get(name)):
             changes[name] = _absolute(changes[name])
+    _set_folder_options(run["data_options"], options, changes.get("data", entry.recipe(entry.spec).data))
     if "--lr-schedule" in owners:
         changes["lr_schedule"] = options.lr_schedule
     spec = RunSpec(entry.name, model_options, **run)
@@ -268,9 +184,23 @@ def _run_spec(entry: ModelEntry, folder: str | None, options: Any, given: set[st
             for (o, field), flag in NESTED_FLAGS.items()
             if o == name and flag in given
         }
+        if fields.get("name") == "adamw" and spec.recipe.optimizer.name != "adamw":
+            fields.setdefault("weight_decay", ADAMW_WEIGHT_DECAY)
         if fields:
             changes[name] = dataclasses.replace(getattr(spec.recipe, name), **fields)
     return spec.replace_recipe(**changes)
+
+
+def _set_folder_options(data_options: dict[str, Any], options: Any, data: str) -> None:
+    """Add ``--image-size`` and ``--on-error`` to the options of a directory of images; raise for other data sets."""
+    values = {"image-size": ("size", options.image_size), "on-error": ("on_error", options.on_error)}
+    for flag, (field, value) in values.items():
+        if value is None:
+            continue
+        if not (data == "folder" or is_image_folder(data)):
+            raise ValueError(f"--{flag} applies to directories of images, and the data set is {data!r}: leave it out")
+        if data_options.setdefault(field, value) != value:
+            raise ValueError(f"--{flag} and --data.{flag_of(field)[2:]} contradict each other: give one of them")
 
 
 def _absolute(path: str) -> str:
@@ -292,10 +222,13 @@ def _errors_by_flag(entry: ModelEntry, flags: dict[str, str], line: CommandLine)
         raise ValueError(f"{line.describe(flag)} {error.problem}" if flag else str(error)) from error
 
 
-def _resume(parser: Parser, options: Any, given: set[str], arguments: list[str]) -> None:
+def _resume(parser: Parser, options: Any, given: set[str], arguments: list[str], output: OutputMode) -> None:
     """Resume a run with the settings that may change on resume."""
     allowed = [flag_of(name) for name in RESUME_FIELDS]
-    other = [*sorted(given - {"--resume", "--help", TRUST_FLAG, *allowed}), *options.model_or_directory]
+    other = [
+        *sorted(given - {"--resume", "--help", "--quiet", "--json", TRUST_FLAG, *allowed}),
+        *options.model_or_directory,
+    ]
     if other:
         parser.error(f"{other[0]} can't be changed on --resume, which accepts {', '.join(allowed)}")
     changes = {name: options[name] for name in RESUME_FIELDS if flag_of(name) in given}
@@ -307,11 +240,11 @@ def _resume(parser: Parser, options: Any, given: set[str], arguments: list[str])
         with _errors_by_flag(find_model(spec.model), {}, CommandLine([], [])):
             return dataclasses.replace(spec.replace_recipe(**length), **changes)
 
-    def run() -> Any:
+    def run(console: Any) -> Any:
         from torchcaps.training import resume
 
         trust, own = options.trust_remote_code, "data_dir" in changes
-        return resume(options.resume, change, trust_remote_code=trust, own_data_dir=own)
+        return resume(options.resume, change, console, trust_remote_code=trust, own_data_dir=own)
 
     recorded, _ = limit_resources(RunDirectory.open(options.resume).read_config(options.trust_remote_code))
-    run_training(arguments, changes.get("devices") or recorded.devices, run)
+    run_training(arguments, change(recorded), run, output)

@@ -5,6 +5,7 @@ identified by its settings.
 """
 
 import dataclasses
+import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -316,5 +317,7 @@ class Paper:
         items = {item.name: item for item in self.items}
         key = name.lower().replace(" ", "").replace(".", "").replace("figure", "fig").replace("section", "sec")
         if key not in items:
-            raise ValueError(f"{self.name} has no item {name!r}: expected one of {', '.join(items)}")
+            close = difflib.get_close_matches(key, items, n=2)
+            hint = f"did you mean {' or '.join(close)}? It has " if close else "expected one of "
+            raise ValueError(f"{self.name} has no item {name!r}: {hint}{', '.join(items)}")
         return items[key]
