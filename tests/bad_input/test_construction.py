@@ -80,7 +80,7 @@ ROUTINGS = {
     "penalty": Rejection(lambda: Quadratic(penalty_weight=-1.0), ValueError, "Quadratic: penalty_weight", "-1.0", "0"),
     "limit": Rejection(lambda: Quadratic(limit=0.0), ValueError, "Quadratic: limit", "0.0", "0"),
     "initial": Rejection(lambda: Quadratic(initial=0.0), ValueError, "Quadratic: initial", "0"),
-    "unknown name": Rejection(lambda: create_routing("xyz"), ValueError, "routing", "'xyz'", "'uniform'"),
+    "unknown name": Rejection(lambda: create_routing("xyz"), ValueError, "routing", "'xyz'", "'attention'"),
     "upper case": Rejection(lambda: create_routing("EM"), ValueError, "routing", "'EM'", "'em'"),
     "not a name": Rejection(lambda: create_routing(3), TypeError, "routing", "3", "name"),
     "unknown field": Rejection(

@@ -85,9 +85,10 @@ def pairs(cls: type[Routing]) -> Iterator[tuple[str, Routing]]:
             yield label, dataclasses.replace(first, **changed)
 
 
-ROUTINGS = dict(pair for name in torchcaps.list_routings() for pair in variants(REGISTERED.get(name)))
-PAIRS = dict(pair for name in torchcaps.list_routings() for pair in pairs(REGISTERED.get(name)))
-DEFAULTS = {name: REGISTERED.get(name)() for name in torchcaps.list_routings()}
+EXACT = [name for name in torchcaps.list_routings() if not REGISTERED.get(name).approximate]
+ROUTINGS = dict(pair for name in EXACT for pair in variants(REGISTERED.get(name)))
+PAIRS = dict(pair for name in EXACT for pair in pairs(REGISTERED.get(name)))
+DEFAULTS = {name: REGISTERED.get(name)() for name in EXACT}
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from torchcaps.routing.base import (
 )
 from torchcaps.routing.dynamic import Dynamic
 from torchcaps.routing.em import EM
+from torchcaps.routing.equilibrium import Equilibrium, Solution, count_one_step_gradients
 from torchcaps.routing.heinsen import Heinsen, chain_credit
 from torchcaps.routing.heinsen_em import HeinsenEM
 from torchcaps.routing.inverted_attention import InvertedAttention
@@ -31,6 +32,7 @@ __all__ = [
     "Attention",
     "Coefficient",
     "Dynamic",
+    "Equilibrium",
     "Geometry",
     "Heinsen",
     "HeinsenEM",
@@ -41,6 +43,7 @@ __all__ = [
     "RoutingDivergence",
     "SelfAttention",
     "SelfRouting",
+    "Solution",
     "State",
     "Trace",
     "Trainable",
@@ -48,6 +51,7 @@ __all__ = [
     "VariationalBayes",
     "as_routing",
     "chain_credit",
+    "count_one_step_gradients",
     "create_routing",
     "list_routings",
     "route",

@@ -149,6 +149,7 @@ class Routing:
             (divided by ``sqrt(D)``), its ``"activation"``, or ``None`` if there is none and a model needs a classifier.
         dropout: dropout probability of the input capsules.
         residual: whether the children are added to the parents.
+        approximate: whether results are those of a solver, up to its tolerance.
     """
 
     paper: ClassVar[str] = ""
@@ -157,6 +158,7 @@ class Routing:
     slot_kind: ClassVar[Literal["capsule", "type"]] = "capsule"
     vote_bias: ClassVar[bool] = False
     reads_children: ClassVar[bool] = False
+    approximate: ClassVar[bool] = False
     presence: ClassVar[Literal["length", "normalized", "activation"] | None] = "length"
     # Without annotation, so that algorithms can declare these as fields.
     competition = "local"
@@ -227,6 +229,23 @@ class Routing:
         """
         raise TypeError(f"{type(self).__name__} must define step()")
 
+    # For `Equilibrium` -----------------------------------------------------------------------------------------
+
+    def pack(self, state: State) -> tuple[Tensor, ...]:
+        """Return the tensors of a state that the next step reads, from which `unpack` computes the parents.
+
+        Defined by routings whose iteration can have a fixed point.
+        """
+        raise TypeError(f"{type(self).__name__} has no fixed point")
+
+    def unpack(self, tensors: tuple[Tensor, ...]) -> State:
+        """Return the state of these tensors: parents, and what the next step reads."""
+        raise TypeError(f"{type(self).__name__} has no fixed point")
+
+    def annotate(self, coefficients: Mapping[str, Tensor], votes: Votes, children: Capsules, state: State) -> State:
+        """Return the last state of a trace, with diagnostics that are too expensive to compute without one."""
+        return state
+
 
 def vote_limit(dtype: torch.dtype, iterations: int, gain: float = 1.0) -> float | None:
     """Return the largest vote for which squares of sums, and gradients through all iterations, can't overflow.
@@ -260,6 +279,8 @@ def run_routing(
     for t in range(routing.iterations):
         state = routing.step(coefficients, votes, children, state, t)
         if trace:
+            if t == routing.iterations - 1:
+                state = routing.annotate(coefficients, votes, children, state)
             states.append(state)
     return state.capsules(), Trace(tuple(states))
 

@@ -97,7 +97,7 @@ class EM(Routing):
 
     def step(self, coefficients: Mapping[str, Tensor], votes: Votes, children: Capsules, state: State, t: int) -> State:
         """Run the E-step (except in the first iteration), then the M-step."""
-        if t == 0:
+        if state.memory is None:
             logits, coupling = None, votes.uniform(children.pose)
         else:
             logits = self._log_density(votes, state)
@@ -112,6 +112,16 @@ class EM(Routing):
             logits=logits,
             memory=(fit.variance, F.logsigmoid(fit.activation_logit)),
         )
+
+    def pack(self, state: State) -> tuple[Tensor, ...]:
+        """Return mean, variance and log activation of each parent."""
+        assert state.pose is not None
+        return (state.pose, *state.memory)
+
+    def unpack(self, tensors: tuple[Tensor, ...]) -> State:
+        """Return the state of these Gaussians."""
+        mean, variance, log_activation = tensors
+        return State(mean, log_activation.exp(), memory=(variance, log_activation))
 
     @staticmethod
     def _log_density(votes: Votes, state: State) -> Tensor:

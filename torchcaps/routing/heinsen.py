@@ -103,12 +103,16 @@ class Heinsen(Routing):
         used = available * chosen
         credit = coefficients["beta_use"] * used - coefficients["beta_ign"] * (available - used)
         total = votes.sum(credit.expand(votes.shape[:-1]))
-        return State(
-            pose=_layer_norm(total) if self.normalize and t == self.iterations - 1 else total,
-            coupling=credit,
-            logits=logits,
-            memory=total,
-        )
+        pose = _layer_norm(total) if self.normalize and t >= self.iterations - 1 else total
+        return State(pose=pose, coupling=credit, logits=logits, memory=total)
+
+    def pack(self, state: State) -> tuple[Tensor, ...]:
+        """Return the parents before their normalisation."""
+        return (state.memory,)
+
+    def unpack(self, tensors: tuple[Tensor, ...]) -> State:
+        """Return the state of these parents."""
+        return State(pose=_layer_norm(tensors[0]) if self.normalize else tensors[0], memory=tensors[0])
 
     @staticmethod
     def _predict(coefficients: Mapping[str, Tensor], parents: Tensor) -> Tensor:

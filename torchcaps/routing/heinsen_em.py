@@ -75,5 +75,15 @@ class HeinsenEM(Routing):
         weight = used / (used.sum(-2, keepdim=True) + EPS)
         mean = votes.sum(weight)
         variance = votes.sqsum(weight, mean) + EPS
+        return self.unpack((mean, variance, score))._replace(coupling=coupling, logits=logits)
+
+    def pack(self, state: State) -> tuple[Tensor, ...]:
+        """Return mean, variance and score of each parent."""
+        assert state.pose is not None
+        return (state.pose, *state.memory)
+
+    def unpack(self, tensors: tuple[Tensor, ...]) -> State:
+        """Return the state of these parents."""
+        mean, variance, score = tensors
         activation = score.sigmoid() if self.activation == "sigmoid" else score
-        return State(pose=mean, activation=activation, coupling=coupling, logits=logits, memory=(variance, score))
+        return State(mean, activation, memory=(variance, score))

@@ -101,6 +101,17 @@ class InvertedAttention(Routing):
             pose = F.layer_norm(total, total.shape[-1:], coefficients["gamma"], coefficients["beta"])
         return State(pose=pose, activation=activation, coupling=coupling, logits=logits)
 
+    def pack(self, state: State) -> tuple[Tensor, ...]:
+        """Return the parents."""
+        if self.activations:
+            raise ValueError("Equilibrium can't solve for InvertedAttention(activations=True): use EM")
+        assert state.pose is not None
+        return (state.pose,)
+
+    def unpack(self, tensors: tuple[Tensor, ...]) -> State:
+        """Return the state of these parents."""
+        return State(pose=tensors[0])
+
     @staticmethod
     def _attend_weighted(
         coefficients: Mapping[str, Tensor], votes: Votes, children: Capsules, query: Tensor | None, t: int

@@ -54,6 +54,8 @@ class KMeans(Routing):
             center, squares = votes.sum(one / votes.shape[-2]), self._squares(votes, children)
         else:
             center, squares = state.memory
+            if squares is None:
+                squares = self._squares(votes, children)
         if self.similarity == "dot":
             center, coupling, logits = votes.attend(_unit(center))
         else:
@@ -61,6 +63,14 @@ class KMeans(Routing):
             coupling = votes.softmax(logits)
             center = votes.sum(coupling)
         return State(pose=squash(center), coupling=coupling, logits=logits, memory=(center, squares))
+
+    def pack(self, state: State) -> tuple[Tensor, ...]:
+        """Return the centers."""
+        return (state.memory[0],)
+
+    def unpack(self, tensors: tuple[Tensor, ...]) -> State:
+        """Return the state of these centers."""
+        return State(pose=squash(tensors[0]), memory=(tensors[0], None))
 
     def _squares(self, votes: Votes, children: Capsules) -> Tensor | None:
         """Return the squared length of each vote, of each vote minus its mean, or nothing: ``[B, *L, I, J]``."""

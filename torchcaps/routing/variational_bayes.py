@@ -87,7 +87,7 @@ class VariationalBayes(Routing):
         if state.memory is None:
             logits, coupling = None, votes.uniform(children.pose)
         else:
-            constant, precision = state.memory
+            constant, precision, _ = state.memory
             assert state.pose is not None
             logits = constant.unsqueeze(-2) - votes.sqdist(state.pose, 0.5 * precision)
             coupling = votes.softmax(logits)
@@ -105,5 +105,14 @@ class VariationalBayes(Routing):
         activation = coefficients["beta_a"] - (log_pi.exp() * entropy + coefficients["beta_u"])
         if self.activation == "sigmoid":
             activation = activation.sigmoid()
-        memory = (log_pi + 0.5 * log_det - 0.5 * dim / kappa, nu.unsqueeze(-1) / psi)
+        memory = (log_pi + 0.5 * log_det - 0.5 * dim / kappa, nu.unsqueeze(-1) / psi, activation)
         return State(total / kappa.unsqueeze(-1), activation, coupling, logits, memory)
+
+    def pack(self, state: State) -> tuple[Tensor, ...]:
+        """Return mean, constant of the log density, precision and activation of each parent."""
+        assert state.pose is not None
+        return (state.pose, *state.memory)
+
+    def unpack(self, tensors: tuple[Tensor, ...]) -> State:
+        """Return the state of these parents."""
+        return State(tensors[0], tensors[-1], memory=tensors[1:])
