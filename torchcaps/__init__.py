@@ -18,6 +18,7 @@ if sys.argv[:1] == ["-m"] and sys.path[:1] in ([""], [os.getcwd()]):
         sys.path.append(os.getcwd())  # a clone that is not installed
 
 import importlib
+import importlib.abc
 from typing import TYPE_CHECKING, Any
 
 from torchcaps._core.version import __version__
@@ -60,6 +61,22 @@ _MODULES = {
 }
 
 
+class _RegisterOnDeserialization(importlib.abc.MetaPathFinder):
+    """Import hook that registers torchcaps' operators and output types when torch first reads or writes a program.
+
+    ``torch.export.load`` then opens programs that contain them after ``import torchcaps`` alone, which does not load
+    torch.
+    """
+
+    module = "torch._export.serde.serialize"
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
+        """Import `torchcaps.models` before the module that reads programs; other finders locate that module."""
+        if fullname == self.module:
+            sys.meta_path.remove(self)
+            importlib.import_module("torchcaps.models")
+
+
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         value = getattr(importlib.import_module(f"torchcaps.{_MODULES[name]}"), name)
@@ -73,3 +90,9 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+if _RegisterOnDeserialization.module in sys.modules:
+    importlib.import_module("torchcaps.models")
+else:
+    sys.meta_path.insert(0, _RegisterOnDeserialization())

@@ -35,6 +35,7 @@ EXAMPLES = (
     "torchcaps evaluate runs/capsnet_small-digits-1",
     "torchcaps evaluate runs/capsnet_small-digits-*",
     "torchcaps evaluate runs/my_images-1 --data ./new_images",
+    "torchcaps evaluate model.onnx --data digits",
     "torchcaps evaluate runs/sabour2017_affnist-expanded-mnist-1 --data affnist-style",
 )
 
@@ -60,7 +61,7 @@ def evaluate_command(arguments: list[str]) -> None:
 def make_evaluate_parser(line: CommandLine) -> Parser:
     """Return the parser of ``torchcaps evaluate``, with the fields of the data set that the command line names."""
     parser = Parser("torchcaps evaluate", DESCRIPTION, examples=EXAMPLES)
-    parser.add_argument("runs", nargs="+", help="run directories")
+    parser.add_argument("runs", nargs="+", help="run directories, or ONNX files written by torchcaps export")
     add_data_flags(parser, line)
     text = "evaluate on at most this number of images: a fixed random subset (default: all)"
     parser.add_argument("--max-images", type=int | None, help=text)
@@ -96,7 +97,7 @@ def _print_results(runs: list[TrainedRun], dataset: Dataset, results: dict[str, 
         incorrect = f"{evaluation.n - evaluation.n_correct:,}"
         balanced = [percent(evaluation.balanced_accuracy)] if is_unbalanced else []
         accuracies = [percent(evaluation.accuracy), *balanced]
-        table.add_row(name, kind, *accuracies, interval, incorrect, f"{evaluation.loss:.4f}")
+        table.add_row(name, kind, *accuracies, interval, incorrect, _loss_text(runs, evaluation))
     print_table(table)
     if is_unbalanced:
         print_text("balanced: mean of the accuracies per class, since some classes have more images than others.")
@@ -109,6 +110,11 @@ def _print_results(runs: list[TrainedRun], dataset: Dataset, results: dict[str, 
             dataset.classes[index], f"{count:,}", accuracy, _confused_with(evaluation, index, dataset.classes)
         )
     print_table(table)
+
+
+def _loss_text(runs: list[TrainedRun], evaluation: Evaluation) -> str:
+    """Return the loss; empty if it is not known, because a model is in an ONNX file."""
+    return "" if any(run.weights == "onnx" for run in runs) else f"{evaluation.loss:.4f}"
 
 
 def _confused_with(evaluation: Evaluation, index: int, classes: tuple[str, ...]) -> str:

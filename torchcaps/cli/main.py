@@ -16,8 +16,9 @@ usage: torchcaps COMMAND ...
        torchcaps --help | --version
 
   train      train a model on a data set or on a directory of images; by default a small one on embedded digits
-  evaluate   accuracy and loss of a run, or of an ensemble of runs, on its test set or on another data set
+  evaluate   accuracy and loss of a run, of an ensemble of runs or of an ONNX file, on its test set or another data set
   predict    class, scores and reconstruction of image files, or of all images in a directory
+  export     write the network of a run to ONNX or a torch.export program, checked against it; quantisation
   analyze    analyses of trained runs: perturbation, reconstruction, affine, attack, ... with a figure
   explore    web page that shows what a trained network makes of an image that you draw, pick or upload
   list       table of the models: paper, data set, parameters, routing
@@ -52,6 +53,7 @@ COMMANDS = {
     "data": ("torchcaps.cli.data", "data_command"),
     "evaluate": ("torchcaps.cli.evaluate", "evaluate_command"),
     "explore": ("torchcaps.cli.explore", "explore_command"),
+    "export": ("torchcaps.cli.export", "export_command"),
     "list": ("torchcaps.cli.show", "list_command"),
     "predict": ("torchcaps.cli.predict", "predict_command"),
     "report": ("torchcaps.cli.reproduce", "report_command"),

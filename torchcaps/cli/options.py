@@ -87,16 +87,26 @@ def set_num_threads(options: Any) -> None:
 
 
 def load_runs(paths: list[str], options: Any, weights: str | None = None) -> list[TrainedRun]:
-    """Load runs; with ``--trust-remote-code`` also those that name code in the current directory.
+    """Load runs and ONNX files; with ``--trust-remote-code`` also runs that name code in the current directory.
 
     Args:
-        paths: run directories.
+        paths: run directories, and files with the suffix ``.onnx``.
         options: parsed flags of `add_run_flags`.
         weights: as for `torchcaps.training.load_run`.
     """
     if options.trust_remote_code:
         search_working_directory()
-    return [load_run(path, weights, trust_remote_code=options.trust_remote_code) for path in paths]
+    return [_load(path, options, weights) for path in paths]
+
+
+def _load(path: str, options: Any, weights: str | None) -> TrainedRun:
+    if Path(path).suffix != ".onnx" or Path(path).is_dir():
+        return load_run(path, weights, trust_remote_code=options.trust_remote_code)
+    if weights is not None:
+        raise ValueError(f"--weights applies to run directories; {path} contains one set of weights")
+    from torchcaps.export import load_onnx  # not at the top: few commands need it
+
+    return load_onnx(path, options.num_threads)
 
 
 def open_dataset(run: TrainedRun, options: Any, split: str | None = None) -> Dataset:
@@ -122,6 +132,8 @@ def open_dataset(run: TrainedRun, options: Any, split: str | None = None) -> Dat
             raise ValueError(f"--on-error applies to directories of images, and the data set is {name!r}: leave it out")
         fields["on_error"] = options.on_error
     split = split or options.split
+    if not name:
+        raise ValueError(f"{run.path} does not name its data set: choose one with --data")
     if options.data is None and split in (None, "test"):
         if options.on_error is not None and not spec.recipe.test_data:
             spec = dataclasses.replace(spec, data_options=fields)

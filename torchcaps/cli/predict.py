@@ -34,6 +34,7 @@ EXAMPLES = (
     "torchcaps predict runs/capsnet_small-digits-1 photo.jpg",
     "torchcaps predict runs/my_images-1 ./new_images --csv > predictions.csv",
     "torchcaps predict runs/my_images-1 *.png --json",
+    "torchcaps predict model.onnx photo.jpg",
 )
 
 
@@ -72,7 +73,7 @@ def predict_command(arguments: list[str]) -> None:
 def make_predict_parser() -> Parser:
     """Return the parser of ``torchcaps predict``."""
     parser = Parser("torchcaps predict", DESCRIPTION, examples=EXAMPLES)
-    parser.add_argument("run", help="run directory")
+    parser.add_argument("run", help="run directory, or ONNX file written by torchcaps export")
     parser.add_argument("images", nargs="+", help="image files, or directories of images")
     parser.add_argument("--csv", action="store_true", help="print CSV: image, label, score, score of each class, error")
     text = f"directory of the figures (default: RUN/predictions; none with --json, --csv or over {MAX_FIGURES} images)"
@@ -123,10 +124,11 @@ def _write_all_figures(run: TrainedRun, predictions: list[Prediction], out: Path
 
 
 def _default_output(run: TrainedRun) -> Path:
-    """Return the directory of the figures in the run directory; raise a ValueError if it is a link out of it."""
-    out = run.path / "predictions"
+    """Return ``predictions`` in the run directory, or next to an ONNX file; raise a ValueError if it is a link."""
+    directory = run.path.parent if run.path.is_file() else run.path
+    out = directory / "predictions"
     try:
-        check_inside(out, run.path)
+        check_inside(out, directory)
     except OSError as error:
         raise ValueError(f"{out} must not be written: it is {reason_of(error)}; use --out DIRECTORY") from error
     return out

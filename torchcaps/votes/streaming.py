@@ -209,7 +209,7 @@ class StreamedVotes(Votes):
 
     def _stream(self, reduction: type[Reduction], *arguments: Tensor) -> Tensor:
         with disable_autocast(self._tensors[0]):
-            if torch.compiler.is_dynamo_compiling():
+            if torch.compiler.is_compiling():
                 return reduce_votes_op(reduction.__name__, self._plan, *self._tensors, *arguments)
             return StreamedReduction.apply(reduction, self._plan, *self._tensors, *arguments)  # type: ignore[return-value]
 
@@ -267,4 +267,4 @@ class StreamedVotes(Votes):
 
 def _sum_function() -> SumFunction:
     """Return the function that sums transformed children: inside a compiled graph a custom operator."""
-    return sum_votes_op if torch.compiler.is_dynamo_compiling() else FoldedSum.apply
+    return sum_votes_op if torch.compiler.is_compiling() else FoldedSum.apply
