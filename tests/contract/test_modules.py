@@ -14,6 +14,7 @@ from tests.tolerances import SAME, assert_finite, relative_rms
 from torchcaps.capsules import Capsules
 from torchcaps.losses import ClassLoss, MarginLoss, MultiLabelLoss, ReconstructionLoss, SpreadLoss
 from torchcaps.nn import (
+    BranchMerge,
     CapsuleActivation,
     CapsuleLayer,
     CapsuleStack,
@@ -21,9 +22,13 @@ from torchcaps.nn import (
     Decoder,
     DenseCapsules,
     ExpSquash,
+    HomogeneousCapsules,
     ImageDropout,
     PrimaryCapsules,
+    ResidualCapsules,
+    ShiftNorm,
     Squash,
+    TransposedConvCapsules,
 )
 
 Example = tuple[nn.Module, tuple[Any, ...]]
@@ -50,6 +55,17 @@ EXAMPLES: dict[type[nn.Module], Callable[[int], Example]] = {
         CapsuleStack([DenseCapsules(a, 4, b, 4, routing="inverted_attention") for a, b in [(6, 5), (5, 3)]]),
         (tensor(n, 6, 4),),
     ),
+    TransposedConvCapsules: lambda n: (
+        TransposedConvCapsules(2, 4, 3, 4, 3, 2, 1, 1, routing="em"),
+        (tensor(n, 3, 2, 2, 4),),
+    ),
+    ResidualCapsules: lambda n: (
+        ResidualCapsules([DenseCapsules(6, 4, 6, 4, routing="dynamic") for _ in range(2)], momentum=0.5),
+        (tensor(n, 6, 4),),
+    ),
+    HomogeneousCapsules: lambda n: (HomogeneousCapsules(3, (4, 2), 5), (tensor(n, 3, 4, 2),)),
+    BranchMerge: lambda n: (BranchMerge(3), (tensor(n, 5, 3),)),
+    ShiftNorm: lambda n: (ShiftNorm(3), (tensor(n, 5, 3),)),
     Decoder: lambda n: (Decoder(3, 4, (1, 5, 5), hidden=(6,)), (tensor(n, 3, 4), classes(n))),
     MarginLoss: lambda n: (MarginLoss(), (tensor(n, 3), classes(n))),
     SpreadLoss: lambda n: (SpreadLoss(), (tensor(n, 3), classes(n))),
