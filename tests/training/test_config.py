@@ -96,6 +96,21 @@ def test_settings_that_a_checkpoint_lacks_are_not_compared() -> None:
     assert RunSpec(seed=3).resume_conflicts(recorded) == {}
 
 
+def test_fields_that_a_checkpoint_lacks_are_not_compared() -> None:
+    """Fields of an optimizer, a loss or a routing may be added to torchcaps; options of a run are explicit."""
+    spec = RunSpec.of("sabour2017_mnist", routing=Dynamic(2), width=8)
+    recorded = spec.to_plain()
+    del recorded["optimizer"]["eps"]
+    del recorded["loss"]["margin_steps"]
+    del recorded["model_options"]["routing"]["init_args"]["leak"]
+    assert spec.resume_conflicts(recorded) == {}
+    recorded["optimizer"]["lr"] = 7.0
+    recorded["model_options"]["routing"]["init_args"]["iterations"] = 3
+    assert set(spec.resume_conflicts(recorded)) == {"optimizer", "model_options"}
+    for options in ({}, {"width": 8}, {**spec.to_plain()["model_options"], "types": 2}):
+        assert set(spec.resume_conflicts({"model_options": options})) == {"model_options"}
+
+
 def test_a_changed_default_changes_the_identity_but_not_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
     base = RunSpec("chen2019_lenet")
     before = base.identity(), base.identity_hash(), base.record_name()

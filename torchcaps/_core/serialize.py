@@ -22,6 +22,7 @@ __all__ = [
     "from_plain",
     "is_identity",
     "is_resumable",
+    "is_subset",
     "non_default",
     "pack_bits",
     "polymorphic",
@@ -252,6 +253,17 @@ def result_from_dict(cls: type[T], values: Mapping[str, Any], prefix: str = "") 
 
 def _as_tuple(value: Any) -> Any:
     return tuple(_as_tuple(item) for item in value) if isinstance(value, list) else value
+
+
+def is_subset(recorded: Any, current: Any) -> bool:
+    """Return whether all recorded values, at any depth of nested mappings, equal the current ones.
+
+    >>> is_subset({"a": {"b": 1}}, {"a": {"b": 1, "c": 2}, "d": 3})
+    True
+    """
+    if isinstance(recorded, dict) and isinstance(current, dict):
+        return all(name in current and is_subset(value, current[name]) for name, value in recorded.items())
+    return recorded == current
 
 
 def pack_bits(bits: Tensor) -> str:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from torchcaps._core.files import reason_of, write_atomic
 from torchcaps._core.optional import import_optional
+from torchcaps._core.serialize import is_subset
 from torchcaps.analysis import ANALYSES, Subject, run_analysis
 from torchcaps.data import Batch, Dataset, create_dataset
 from torchcaps.data.registry import find_spec
@@ -21,7 +22,7 @@ from torchcaps.models import Network
 from torchcaps.reproduce.planner import Task, TaskPlan, ensemble_keys
 from torchcaps.reproduce.scales import Scale, run_spec, scaled_dataset
 from torchcaps.reproduce.schema import Measurement, Run
-from torchcaps.reproduce.store import RecordKey, RecordStore, is_subset
+from torchcaps.reproduce.store import RecordKey, RecordStore
 from torchcaps.training import DivergenceError, RunSpec, TrainedRun, load_run, resume, train
 from torchcaps.training.errors import RunError, RunInUseError
 from torchcaps.training.evaluation import RunningEvaluation

@@ -18,7 +18,7 @@ from torch import Tensor
 from torchcaps._core.files import atomic_path, write_atomic
 from torchcaps._core.machine import describe_machine, record_header
 from torchcaps._core.optional import import_optional
-from torchcaps._core.serialize import to_json
+from torchcaps._core.serialize import is_subset, to_json
 from torchcaps.reproduce.scales import Scale, run_spec
 from torchcaps.reproduce.schema import Measurement, Run
 from torchcaps.training import RunSpec
@@ -34,7 +34,6 @@ __all__ = [
     "RecordKey",
     "RecordStore",
     "has_diverged",
-    "is_subset",
 ]
 
 RESULTS_DIRECTORY = Path("results/papers")
@@ -282,13 +281,6 @@ def _same_settings(recorded: dict[str, Any], current: dict[str, Any]) -> bool:
         and all(_same_settings(recorded[part][name], value) for name, value in current[part].items())
         for part in ("runs", "depends_on")
     )
-
-
-def is_subset(recorded: Any, current: Any) -> bool:
-    """Return whether all recorded values, at any depth of nested mappings, equal the current ones."""
-    if isinstance(recorded, dict) and isinstance(current, dict):
-        return all(name in current and is_subset(value, current[name]) for name, value in recorded.items())
-    return recorded == current
 
 
 def has_diverged(record: dict[str, Any]) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from torchcaps._core.registry import is_import_path
-from torchcaps._core.serialize import from_plain, is_identity, is_resumable, non_default, setting, to_plain
+from torchcaps._core.serialize import from_plain, is_identity, is_resumable, is_subset, non_default, setting, to_plain
 from torchcaps._core.validation import check_field_names, check_fields, check_range
 from torchcaps.data.registry import is_image_folder
 from torchcaps.models.recipe import Recipe
@@ -226,13 +226,14 @@ class RunSpec:
         """Return the settings that differ from recorded ones although they can't change on resume.
 
         Args:
-            recorded: `to_plain` of the run as written in a checkpoint. Settings that it lacks are not compared.
+            recorded: `to_plain` of the run as written in a checkpoint. Settings that it lacks were added to torchcaps
+                later and are not compared, including fields of an optimizer, a loss or a routing.
 
         Returns:
             For each differing setting the recorded and the current value.
         """
         current = {name: value for name, value in self.to_plain().items() if not is_resumable(_owner(name), name)}
-        return {k: (recorded[k], v) for k, v in current.items() if k in recorded and recorded[k] != v}
+        return {k: (recorded[k], v) for k, v in current.items() if k in recorded and not _is_same(k, recorded[k], v)}
 
 
 def _field_names(cls: type) -> set[str]:
@@ -246,6 +247,13 @@ def _class_paths(values: Any) -> Iterator[str]:
         if key == "class_path":
             yield value
         yield from _class_paths(value)
+
+
+def _is_same(name: str, recorded: Any, current: Any) -> bool:
+    """Return whether a recorded setting equals the current one; options must have equal keys."""
+    if name.endswith("_options") and isinstance(recorded, dict):
+        return recorded.keys() == current.keys() and all(is_subset(recorded[key], current[key]) for key in current)
+    return is_subset(recorded, current)
 
 
 def _owner(name: str) -> type:
