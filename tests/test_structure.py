@@ -93,6 +93,17 @@ def test_imports_follow_the_layers(module: str) -> None:
         assert other not in IMPORTED_BY_NOTHING or package == "torchcaps", f"{module} imports {name}"
 
 
+def test_contributing_lists_the_layers() -> None:
+    (text,) = re.findall(r"^    (_core <.*?)\n\n", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL | re.MULTILINE)
+    packages = {top_package(module).removeprefix("torchcaps.") for module in MODULES}
+    packages -= {"__main__", *(name.removeprefix("torchcaps.") for name in IMPORTED_BY_NOTHING)}
+    listed, expected = (
+        [present for names in layers if (present := packages & set(names))]
+        for layers in ([part.replace("|", " ").split() for part in text.split("<")], LAYERS)
+    )
+    assert listed == expected
+
+
 @pytest.mark.parametrize("module", ["torchcaps", *MODULES])
 def test_modules_import_only_torch_and_the_standard_library(module: str) -> None:
     allowed = {"torch", "torchcaps", *sys.stdlib_module_names} | EXTRAS.get(top_package(module), set())

@@ -1,15 +1,31 @@
 """Command-line parser: splitting, values, classes by name, help texts."""
 
+import ast
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
-from torchcaps.cli.command_line import CommandLine, flag_of, settings_flags
+from torchcaps import cli
+from torchcaps.cli.command_line import NO_VALUE, TRUST_FLAG, CommandLine, flag_of, settings_flags
 from torchcaps.cli.console import ExitCode
 from torchcaps.cli.parser import Parser, add_fields, field_help
 from torchcaps.models.schedules import Exponential, LRSchedule, OneCycle
 from torchcaps.routing import EM, Dynamic, Routing
+
+
+def test_flags_without_a_value_are_declared() -> None:
+    """Otherwise the argument behind such a flag would be taken for its value."""
+    declared = set()
+    for path in Path(cli.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
+                actions = [keyword.value for keyword in node.keywords if keyword.arg == "action"]
+                if any(isinstance(action, ast.Constant) and action.value == "store_true" for action in actions):
+                    declared |= {TRUST_FLAG if isinstance(a, ast.Name) else ast.literal_eval(a) for a in node.args}
+    assert TRUST_FLAG in declared
+    assert declared - NO_VALUE == set()
 
 
 @pytest.mark.parametrize(
