@@ -133,6 +133,16 @@ print(json.dumps([sorted(light), sorted(set(sys.modules) - with_torch)]))
     assert {name.partition(".")[0] for name in public} <= {"torch", "torchcaps"}
 
 
+def test_functions_and_classes_have_one_meaning() -> None:
+    """No two packages define a public function or class of one name; ``main`` is the entry point of a program."""
+    owners: dict[str, set[str]] = {}
+    for module in MODULES:
+        for node in ast.parse(source_path(module).read_text()).body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+                owners.setdefault(node.name, set()).add(top_package(module))
+    assert {name: sorted(packages) for name, packages in owners.items() if len(packages) > 1 and name != "main"} == {}
+
+
 @pytest.mark.parametrize("module", ["torchcaps", *MODULES])
 def test_modules_are_not_too_long(module: str) -> None:
     n_lines = source_path(module).read_text().count("\n")

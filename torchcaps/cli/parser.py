@@ -21,7 +21,7 @@ from torchcaps.cli.command_line import NO_VALUE, CommandLine, flag_of
 from torchcaps.cli.console import ExitCode, escape_control
 from torchcaps.cli.synonyms import similar_flags
 from torchcaps.cli.values import (
-    check_value,
+    check_flag_value,
     class_path,
     default_text,
     field_annotation,
@@ -225,7 +225,7 @@ class Parser(ArgumentParser):
             if annotation in (Routing, LRSchedule):
                 return f"{flag}={value if value.startswith('{') else class_path(annotation, value)}"
         try:
-            return f"{name}={value if annotation in (None, Any) else check_value(annotation, value)}"
+            return f"{name}={value if annotation in (None, Any) else check_flag_value(annotation, value)}"
         except ValueError as error:
             self.error(f"{line.describe(flag)} {error}, got {value!r}")
 

@@ -19,7 +19,7 @@ from torchcaps.routing import Routing
 from torchcaps.routing.base import ROUTINGS
 
 __all__ = [
-    "check_value",
+    "check_flag_value",
     "class_choices",
     "class_path",
     "default_text",
@@ -44,7 +44,7 @@ def union_members(annotation: Any) -> tuple[Any, ...]:
     return typing.get_args(annotation) if union else (annotation,)
 
 
-def check_value(annotation: Any, value: str) -> str:
+def check_flag_value(annotation: Any, value: str) -> str:
     """Validate a flag's value against its type and return it as YAML; raise a ValueError that lists accepted values."""
     options = union_members(annotation)
     if types.NoneType in options and value.lower() in NONE_WORDS:
