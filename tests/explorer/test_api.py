@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.explorer.helpers import SAMPLE, SMALL, array, post, request, small_run, untrained_run
+from tests.explorer.helpers import SAMPLE, array, post, request, small_run, untrained_run
 from torchcaps.analysis.common import capsule_layers
 from torchcaps.explorer import ExploredRun, create_app
 from torchcaps.explorer.statistics import Statistics
@@ -127,14 +127,20 @@ def test_parent_explains_the_pose(app: Any, run: ExploredRun) -> None:
         assert "below" in post(app, "/api/parent", {"image": SAMPLE, **body}, 400)["error"]
 
 
-def test_credit_by_couplings_is_coupling_times_activity(app: Any, run: ExploredRun) -> None:
-    """The window spreads the credit over the pixels without changing its sum."""
+def test_credit_is_coupling_times_activity_averaged_over_receptive_fields(app: Any, run: ExploredRun) -> None:
     credit = post(app, "/api/credit", {"image": SAMPLE, "target": 2})
     with torch.no_grad():
         output = run.model(run.sample([3])[0], trace=True)
-        primary = run.model.front(run.sample([3])[0]).flatten()
-    expected = (output.trace[0].couplings[-1][0, :, 2] * primary.length()[0]).sum()
-    torch.testing.assert_close(array(credit["coupling"]).sum(), expected)
+        primary = run.model.front(run.sample([3])[0])
+    by_child = output.trace[0].couplings[-1][0, :, 2] * primary.flatten().length()[0]
+    positions = by_child.view(6, 6, 2).sum(-1)
+    total = weight = 0.0
+    for row in range(6):
+        for column in range(6):  # receptive fields of 17x17 pixels with centres 8, 10, ..., 18
+            distances = abs(8 + 2 * row - 11), abs(8 + 2 * column - 20)
+            window = max(0, 1 - distances[0] / 9) * max(0, 1 - distances[1] / 9)
+            total, weight = total + window * float(positions[row, column]), weight + window
+    assert float(array(credit["coupling"])[11, 20]) == pytest.approx(total / weight, rel=1e-5)
     images = run.sample([3])[0].requires_grad_()
     (gradient,) = torch.autograd.grad(run.model(images).scores[0, 2], images)
     torch.testing.assert_close(array(credit["gradient"]), gradient[0, 0])
@@ -228,4 +234,3 @@ def test_parts_that_a_model_lacks_are_named() -> None:
     assert "without a decoder" in small_run(reconstruction=False).missing_parts()["decoder"]
     assert "one pass" in small_run(routing="trainable").missing_parts()["iterations"]
     assert "without capsules" in smoke_run("chen2019_lenet").missing_parts()["capsules"]
-    assert set(SMALL) >= {"width", "types"}

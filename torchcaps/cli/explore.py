@@ -2,7 +2,7 @@
 
 import sys
 import webbrowser
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import torch
 
@@ -10,9 +10,6 @@ from torchcaps._core.optional import import_optional
 from torchcaps.cli.console import escape_control
 from torchcaps.cli.options import add_run_flags, check_positive, load_runs, set_num_threads
 from torchcaps.cli.parser import Parser
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["explore_command"]
 
@@ -54,7 +51,7 @@ def explore_command(arguments: list[str]) -> None:
     torch.set_num_threads(1)  # faster than several for single images
     set_num_threads(options)
     runs = load_runs(options.runs, options, options.weights)
-    from torchcaps.explorer import ExploredRun, serve
+    from torchcaps.explorer import ExploredRun, export_page, serve
 
     names = [run.path.name or str(run.path) for run in runs]
     if len(set(names)) < len(names):
@@ -63,6 +60,11 @@ def explore_command(arguments: list[str]) -> None:
     for run in runs:
         if run.note:
             print(f"torchcaps: {escape_control(run.note)}", file=sys.stderr)
+    if options.export is not None:
+        path = Path(options.export).expanduser()
+        size = export_page(explored, path)
+        print(f"{path}: {size / 1e6:.1f} MB; open it in a browser")
+        return
 
     def announce(url: str) -> None:
         print(f"explorer: {url}  (Ctrl-C to stop)", flush=True)

@@ -4,7 +4,8 @@ Needs the extras ``train`` and ``explore``. Nothing in this package is imported 
 """
 
 from torchcaps.explorer.app import create_app
+from torchcaps.explorer.export import export_page
 from torchcaps.explorer.server import serve
 from torchcaps.explorer.session import ExploredRun
 
-__all__ = ["ExploredRun", "create_app", "serve"]
+__all__ = ["ExploredRun", "create_app", "export_page", "serve"]

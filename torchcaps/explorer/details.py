@@ -93,7 +93,8 @@ def describe_credit(run: ExploredRun, resolved: ResolvedInput, target: int, iter
     """Return two maps of the pixels' credit for a class: by couplings, and by the gradient of its score.
 
     The first one starts with 1 at the class capsule. A child receives from each parent its coupling times the child's
-    activity; the primary capsules' credit is spread over their receptive fields with a triangular window.
+    activity. A pixel gets the mean credit of the primary capsules whose receptive fields contain it, weighted by a
+    triangular window.
     """
     network = _require_capsules(run, "credit")
     if target >= run.model.spec.classes:
@@ -158,7 +159,7 @@ def _credit_of_children(coupling: Tensor, child_activity: Tensor, wiring: Wiring
 
 
 def _project(run: ExploredRun, network: CapsuleNetwork, traced: TracedForward, positions: Tensor) -> Tensor:
-    """Spread the credit of positions over the pixels of their receptive fields: ``[H, W]``."""
+    """Return for each pixel the mean credit of the positions whose receptive fields contain it: ``[H, W]``."""
     height, width = run.shape[1:]
     centers = receptive_field_centers(network, traced.wirings[:1], tuple(positions.shape))[0]
     if not centers:
@@ -171,5 +172,6 @@ def _project(run: ExploredRun, network: CapsuleNetwork, traced: TracedForward, p
         middle = start + step * torch.arange(positions.shape[axis])
         distance = (torch.arange(side)[None] - middle[:, None]).abs()
         window = (1 - distance / (size[axis] / 2 + 0.5)).clamp_min(0)
-        windows.append(window / window.sum(1, keepdim=True).clamp_min(1e-12))
-    return windows[0].T @ positions @ windows[1]
+        windows.append(window)
+    weight = windows[0].sum(0)[:, None] * windows[1].sum(0)
+    return (windows[0].T @ positions @ windows[1]) / weight.clamp_min(1e-12)

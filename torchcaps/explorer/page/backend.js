@@ -82,7 +82,11 @@ export class FileBackend {
   info = async () => this.data.info;
   training = async (run) => this.data.training[run];
   statistics = async (run) => this.data.statistics[run];
-  parent = async () => Promise.reject(new Error(this.data.reason));
+  parent = async ({ run, image, layer, parent, iteration }) => {
+    const numbers = this.data.parents[run][this.#sample(image)][`${layer}-${parent}-${iteration}`];
+    if (!numbers) throw new Error("This file contains the numbers of the predicted class only.");
+    return numbers;
+  };
   credit = async ({ run, image, target }) => {
     const sample = this.#sample(image);
     const credit = this.data.credit[run][sample]?.[target];

@@ -8,7 +8,7 @@ import { imageOf } from "./state.js";
 export const creditPanel = {
   id: "credit",
   title: "Credit of pixels",
-  about: "Where the score of the chosen class comes from. Couplings: each child passes on coupling × activity, spread over its receptive field. Gradient: orange pixels raise the score if they become brighter, purple ones lower it.",
+  about: "Where the score of the chosen class comes from. Couplings: a child gets coupling × activity from each parent; a pixel gets the mean of the capsules that see it. Gradient: orange pixels raise the score if they become brighter, purple ones lower it.",
   needs: "capsules",
   async draw(ctx, run) {
     const target = targetOf(ctx, run);
@@ -21,11 +21,11 @@ export const creditPanel = {
     const maps = [];
     if (credit.coupling) {
       const { data } = decodeArray(credit.coupling);
-      const [low, high] = [Math.min(...data), Math.max(...data, 1e-12)];
+      const [low, high] = [Math.min(...data.filter((value) => value !== 0)), Math.max(...data)];
       const signed = low < -1e-9;
       const range = Math.max(-low, high);
       const map = signed ? MAPS.puor : MAPS.viridis;
-      maps.push(["couplings", pixelImage(height, width, [146, 18, size, size], (n) => colorAt(map, signed ? 0.5 + data[n] / (2 * range) : data[n] / high))]);
+      maps.push(["couplings", pixelImage(height, width, [146, 18, size, size], (n) => colorAt(map, signed ? 0.5 + data[n] / (2 * range) : (data[n] - low) / Math.max(high - low, 1e-12)))]);
     }
     const gradient = decodeArray(credit.gradient).data;
     const range = Math.max(...[...gradient].map(Math.abs), 1e-12);

@@ -104,11 +104,13 @@ function createPicker(ctx) {
   ctx.actions.reloadSamples = () => load();
   ctx.actions.next = (by) => {
     const { sample } = ctx.state.get().source;
+    const order = ctx.backend.isFile ? ctx.backend.data.order : null;
     const count = ctx.info.runs[0].n_samples;
     const known = [...grid.querySelectorAll("[data-sample]")].map((node) => Number(node.dataset.sample));
+    const at = (index, step) => (((index + step) % count) + count) % count;
     const place = known.indexOf(sample);
-    const next = place >= 0 && known[place + by] !== undefined ? known[place + by] : (((sample ?? 0) + by) % count + count) % count;
-    if (count) ctx.state.set({ source: { sample: next }, target: null, offsets: {} });
+    const next = place >= 0 && known[place + by] !== undefined ? known[place + by] : at(order?.indexOf(sample) ?? sample ?? 0, by);
+    if (count) ctx.state.set({ source: { sample: place >= 0 && known[place + by] !== undefined ? next : (order?.[next] ?? next) }, target: null, offsets: {} });
   };
   ctx.onResults(() => mark(ctx, grid));
   const { samples } = ctx.info.runs[0].missing;

@@ -14,6 +14,7 @@ export const iterationsPanel = {
   about: "Route longer or shorter than the network was trained with. Lines are the activities of the strongest parents after each iteration; the residual is the relative change of all parents.",
   needs: "iterations",
   controls(ctx) {
+    if (ctx.backend.isFile) return [];
     const trained = Math.max(...ctx.info.runs.flatMap((run) => run.layers.map((layer) => layer.iterations)), 1);
     const count = slider("Iterations", { min: 1, max: 10, step: 1, value: ctx.state.get().iterations ?? trained, id: "iterations",
       change: (value) => ctx.state.set({ iterations: value, t: null }) });

@@ -31,6 +31,7 @@ async function start() {
   const backend = embedded ? new FileBackend(JSON.parse(embedded.textContent)) : new ServerBackend();
   const info = await backend.info();
   const ctx = createContext(backend, info);
+  if (backend.isFile && !backend.data.order.includes(ctx.state.get().source.sample)) ctx.state.set({ source: { sample: backend.data.order[0] } });
   document.getElementById("root").replaceChildren(createHeader(ctx), h("main", {}, createInput(ctx), createPanels(ctx)));
   document.title = `${info.runs.map((run) => run.name).join(" and ")} · torchcaps explorer`;
   listenToKeys(ctx);

@@ -14,7 +14,7 @@ const DEFAULTS = {
   target: null, // class of decoder, credit and equation; null: the predicted one
   view: "maps", // of the couplings
   type: 0, // of the primary capsules
-  threshold: 0.5, // of the parse tree
+  threshold: 0.35, // of the parse tree
   offsets: {}, // changes of pose dimensions by the decoder's sliders
   kept: null, // {target, pose}: start of the walk between two capsules
   walk: 0,

@@ -1,0 +1,315 @@
+"""The page in a real browser: its numbers compared with the network's, and everything that a person can do."""
+
+import base64
+import json
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.explorer.helpers import small_run
+from tests.explorer.live import launched, running
+from tests.sampling import sample
+from torchcaps.analysis.common import capsule_layers
+from torchcaps.explorer import ExploredRun, export_page
+
+TOLERANCE = 1e-4
+FIVE = [[(70, 25), (35, 25), (33, 48), (55, 45), (68, 58), (64, 75), (48, 80), (32, 73)]]
+
+
+@pytest.fixture(scope="module")
+def runs() -> list[ExploredRun]:
+    return [small_run(name="dynamic"), small_run(name="em", routing="em")]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with launched() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def address(browser: Any, runs: list[ExploredRun]) -> Iterator[str]:
+    with running(runs[:1]) as address:
+        yield address
+
+
+class Visit:
+    """A page that must not report errors."""
+
+    def __init__(self, browser: Any, url: str, **options: Any) -> None:
+        self.page = browser.new_page(viewport={"width": 1280, "height": 900}, **options)
+        self.problems: list[str] = []
+        self.requests: list[str] = []
+        self.page.on("console", lambda m: self.problems.append(m.text) if m.type in ("error", "warning") else None)
+        self.page.on("pageerror", lambda error: self.problems.append(str(error)))
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.goto(url)
+        self.wait("window.explorer?.version > 0")
+        self.settle()
+
+    def __enter__(self) -> "Visit":
+        return self
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        self.page.close()
+        assert kind is not None or self.problems == []
+
+    def settle(self) -> None:
+        """Wait until nothing is being computed or drawn."""
+        idle = "Object.values(explorer.panels).every((panel) => !panel.busy)"
+        before = -1
+        while (now := self.page.evaluate("explorer.version")) != before:
+            before = now
+            self.page.wait_for_timeout(120)
+            self.wait(idle)
+
+    def wait(self, condition: str) -> None:
+        """Wait until an expression is true; Playwright's own way needs eval, which the page's policy forbids."""
+        for _ in range(600):
+            if self.page.evaluate(condition):
+                return
+            self.page.wait_for_timeout(50)
+        raise AssertionError(f"{condition} did not become true; {self.problems}")
+
+    def value(self, script: str) -> Any:
+        return self.page.evaluate(script)
+
+    def scores(self, pane: int = 0) -> dict[int, float]:
+        """Return the numbers of the bars."""
+        script = (
+            "(pane) => [...document.querySelectorAll('#panel-classes .pane')[pane].querySelectorAll('.bar')]"
+            ".map((bar) => [Number(bar.dataset.class), Number(bar.dataset.value)])"
+        )
+        return dict(self.page.evaluate(script, pane))
+
+    def drag(self, id: str, value: float) -> None:
+        """Move a slider."""
+        self.page.evaluate(
+            "([id, value]) => { const input = document.getElementById(id); input.value = value;"
+            " input.dispatchEvent(new Event('input', { bubbles: true })); }",
+            [id, value],
+        )
+
+    def draw(self, strokes: list[list[tuple[int, int]]]) -> None:
+        """Draw with the mouse; points are in percent of the surface."""
+        self.page.click("#tab-draw")
+        box = self.page.locator("#canvas").bounding_box()
+        for points in strokes:
+            at = [(box["x"] + x * box["width"] / 100, box["y"] + y * box["height"] / 100) for x, y in points]
+            self.page.mouse.move(*at[0])
+            self.page.mouse.down()
+            for point in at[1:]:
+                self.page.mouse.move(*point, steps=4)
+            self.page.mouse.up()
+        self.settle()
+
+
+def close(actual: Any, expected: Any) -> None:
+    torch.testing.assert_close(
+        torch.tensor(actual, dtype=torch.float64), expected.double(), atol=TOLERANCE, rtol=TOLERANCE
+    )
+
+
+def test_drawing_shows_the_values_of_the_network(browser: Any, address: str, runs: list[ExploredRun]) -> None:
+    """Draw a 5, step through the iterations, move a slider of the decoder."""
+    model = runs[0].model
+    with Visit(browser, address) as visit:
+        visit.draw(FIVE)
+        pixels = base64.b64decode(visit.value("explorer.state.get().source.pixels"))
+        image = torch.frombuffer(bytearray(pixels), dtype=torch.uint8).view(1, 1, 28, 28) / 255
+        assert 0.05 < float(image.mean()) < 0.3
+        with torch.no_grad():
+            output = model(image, trace=True)
+        scores = visit.scores()
+        close([scores[n] for n in range(10)], output.scores[0])
+        # Couplings of every iteration.
+        couplings = visit.value("explorer.panels.couplings.definition.data(explorer, 0).couplings")
+        close(couplings, torch.stack([c[0] for c in output.trace[0].couplings]).flatten())
+        cells = (
+            "[...document.querySelectorAll('#panel-couplings [data-residual]')].map((c) => Number(c.dataset.residual))"
+        )
+        poses = [state.pose for state in output.trace[0].states]
+        close(visit.value(cells), torch.stack([(b - a).norm() / b.norm() for a, b in pairwise(poses)]))
+        current = "document.querySelector('#panel-couplings tr.current').dataset.iteration"
+        assert visit.value(current) == "2"
+        visit.page.keyboard.press(",")
+        visit.settle()
+        assert visit.value(current) == "1"
+        # The decoder.
+        target = int(output.scores.argmax())
+        visit.drag("dim-1", 0.2)
+        visit.settle()
+        pose = output.capsules.pose.clone()
+        pose[0, target, 1] += 0.2
+        with torch.no_grad():
+            decoded = model.decode(pose, torch.tensor([target]))
+        close(visit.value("Array.from(explorer.decoded[0])"), decoded.flatten())
+
+
+def test_samples_iterations_and_statistics(browser: Any, address: str, runs: list[ExploredRun]) -> None:
+    with Visit(browser, address) as visit:
+        visit.page.click("[data-sample='5']")
+        visit.drag("iterations", 6)
+        visit.settle()
+        layer = next(iter(capsule_layers(runs[0].model).values()))
+        original = layer.routing
+        layer.routing = type(original)(6)
+        with torch.no_grad():
+            expected = runs[0].model(runs[0].sample([5])[0]).scores[0]
+        layer.routing = original
+        scores = visit.scores()
+        close([scores[n] for n in range(10)], expected)
+        assert visit.page.locator("#panel-couplings tbody tr").count() == 6
+        visit.page.wait_for_selector("#panel-stats .cell")
+        counts = visit.value("[...document.querySelectorAll('#panel-stats .cell')].map((c) => Number(c.dataset.count))")
+        assert sum(counts) == runs[0].n_samples
+
+
+def test_dragging_coalesces_requests(browser: Any, address: str, runs: list[ExploredRun]) -> None:
+    with Visit(browser, address) as visit:
+        visit.requests.clear()
+        for angle in range(40):
+            visit.drag("rotation", angle)
+        visit.settle()
+        assert 1 <= sum(url.endswith("/api/forward") for url in visit.requests) < 20
+        assert visit.value("explorer.state.get().placement.rotation") == 39
+
+
+def test_two_runs_are_compared_on_the_same_input(browser: Any, runs: list[ExploredRun]) -> None:
+    with running(runs, statistics=False) as address, Visit(browser, address) as visit:
+        visit.page.click("[data-sample='2']")
+        visit.settle()
+        for n, run in enumerate(runs):
+            with torch.no_grad():
+                output = run.model(runs[0].sample([2])[0])
+            scores = visit.scores(n)
+            close([scores[index] for index in range(10)], run.model.probabilities(output.scores)[0])
+        assert visit.page.locator("#panel-couplings .pane").count() == 2
+
+
+def test_exported_file_opens_from_disk(browser: Any, runs: list[ExploredRun], tmp_path: Path) -> None:
+    """The decoder runs in the page, with weights rounded to float16."""
+    path = tmp_path / "page.html"
+    size = export_page(runs[:1], path)
+    assert size == path.stat().st_size < 5_000_000
+    with Visit(browser, path.as_uri()) as visit:
+        assert [url for url in visit.requests if not url.startswith(("file:", "data:", "blob:"))] == []
+        sample = visit.value("explorer.state.get().source.sample")
+        with torch.no_grad():
+            output = runs[0].model(runs[0].sample([sample])[0], trace=True)
+        scores = visit.scores()
+        close([scores[n] for n in range(10)], output.scores[0])
+        visit.drag("dim-0", -0.15)
+        visit.settle()
+        target = int(output.scores.argmax())
+        pose = torch.zeros(1, 10, 4)
+        pose[0, target] = output.capsules.pose[0, target]
+        pose[0, target, 0] -= 0.15
+        values = pose.flatten(1)
+        layers = [layer for layer in runs[0].capsules.decoder.layers if hasattr(layer, "weight")]
+        for n, layer in enumerate(layers):
+            values = values @ layer.weight.detach().half().float().T + layer.bias.detach().half().float()
+            values = values.relu() if n < len(layers) - 1 else values.sigmoid()
+        close(visit.value("Array.from(explorer.decoded[0])"), values.flatten())
+        visit.page.keyboard.press("ArrowRight")
+        visit.settle()
+        assert visit.value("explorer.state.get().source.sample") != sample
+
+
+def check_links(browser: Any, address: str) -> None:
+    with Visit(browser, address) as visit:
+        visit.draw(FIVE)
+        visit.drag("rotation", 25)
+        visit.page.select_option("#coupling-view", "matrix")
+        visit.settle()
+        link, scores = visit.value("explorer.state.link()"), visit.scores()
+    with Visit(browser, link) as visit:
+        assert visit.scores() == scores
+        assert visit.value("explorer.state.get().view") == "matrix"
+        assert visit.value("document.getElementById('rotation').value") == "25"
+    with Visit(browser, f"{address}/#damaged") as visit:
+        assert visit.value("explorer.state.get().source.sample") == 0
+
+
+def check_downloads(browser: Any, address: str, panel: str) -> None:
+    with Visit(browser, address) as visit:
+        for kind, start in (("PNG", b"\x89PNG"), ("SVG", b"<svg"), ("JSON", b"{")):
+            visit.page.click(f"#panel-{panel} .menu summary")
+            with visit.page.expect_download() as download:
+                visit.page.click(f"#panel-{panel} .menu button:text-is('{kind}')")
+            content = Path(download.value.path()).read_bytes()
+            assert content.startswith(start)
+            if kind == "JSON":
+                assert json.loads(content)["result"]
+
+
+def check_input_and_tour(browser: Any, address: str, directory: Path) -> None:
+    from PIL import Image
+
+    with Visit(browser, address) as visit:
+        visit.page.click("summary:text-is('Attack')")
+        visit.page.select_option("#attack", "pgd")
+        visit.settle()
+        assert visit.page.locator(".perturbation svg").count() == 1
+        visit.page.click("summary:text-is('Overlap')")
+        visit.page.click("#second")
+        visit.settle()
+        assert visit.page.locator("#panel-decoder text:text(' and ')").count() == 1
+        Image.new("L", (60, 60), 255).save(directory / "blank.png")
+        visit.page.click("#tab-upload")
+        visit.page.set_input_files("#upload", directory / "blank.png")
+        visit.wait("document.getElementById('message').textContent.includes('one colour')")
+        visit.problems.clear()  # the browser reports the status 400
+        visit.page.click("#tour")
+        for _ in range(8):
+            visit.settle()
+            visit.page.click("#tour-next")
+        assert visit.page.locator(".tour").count() == 0
+        visit.page.keyboard.press("?")
+        assert visit.page.locator("dialog[open]").count() == 1
+
+
+def check_width(browser: Any, address: str, width: int, scheme: str) -> None:
+    with Visit(browser, address, color_scheme=scheme) as visit:
+        visit.page.set_viewport_size({"width": width, "height": 800})
+        assert visit.value("document.documentElement.scrollWidth") <= width
+        assert visit.value("document.documentElement.dataset.theme") == scheme
+        unnamed = "[...document.querySelectorAll('button, input, select, [role=img], [role=button]')].filter((e) =>"
+        unnamed += " !(e.getAttribute('aria-label') || e.textContent.trim() || e.closest('label'))).length"
+        assert visit.value(unnamed) == 0
+
+
+def check_missing_parts(browser: Any, address: str, changes: dict[str, Any]) -> None:
+    run = small_run(**changes)
+    with running([run], statistics=False) as other, Visit(browser, other) as visit:
+        for part, reason in run.missing_parts().items():
+            assert visit.page.locator(f"#panel-{part} .reason").inner_text() == reason
+
+
+PANELS = ("classes", "couplings", "decoder", "tree", "primary", "iterations", "credit", "equation")
+SCENARIOS: dict[str, Callable[[Any, str, Path], None]] = {
+    "links": lambda browser, address, _: check_links(browser, address),
+    "input-and-tour": check_input_and_tour,
+    **{
+        f"download-{panel}": lambda browser, address, _, panel=panel: check_downloads(browser, address, panel)
+        for panel in PANELS
+    },
+    **{
+        f"{scheme}-{width}": lambda browser, address, _, size=(width, scheme): check_width(browser, address, *size)
+        for scheme in ("light", "dark")
+        for width in (360, 768, 1280)
+    },
+    **{
+        f"missing-{n}": lambda browser, address, _, changes=changes: check_missing_parts(browser, address, changes)
+        for n, changes in enumerate(({"reconstruction": False}, {"routing": "trainable"}, {"routing": "attention"}))
+    },
+}
+
+
+@pytest.mark.parametrize("scenario", sample(SCENARIOS, 2, seed=1))
+def test_page(browser: Any, address: str, tmp_path: Path, scenario: str) -> None:
+    SCENARIOS[scenario](browser, address, tmp_path)

@@ -1,0 +1,110 @@
+"""The command ``torchcaps explore``: ports, Ctrl-C, invalid usage; and the files of the page."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands import usage_error
+from tests.test_structure import MAX_LINES
+from torchcaps.explorer.app import PAGE
+from torchcaps.explorer.server import bind_socket
+from torchcaps.training import RunSpec
+from torchcaps.training.run import train
+
+SMALL = {"width": 4, "types": 2, "primary_dim": 4, "dim": 4, "hidden": (8,)}
+
+
+@pytest.fixture(scope="module")
+def run_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    spec = RunSpec.of("capsnet_small", **SMALL, steps=1, max_train_images=40, max_test_images=10, num_threads=1)
+    return train(spec, tmp_path_factory.mktemp("explore") / "run", figures=False).path
+
+
+def test_a_port_in_use_is_replaced() -> None:
+    first, is_requested = bind_socket("127.0.0.1", 0)
+    assert is_requested
+    port = first.getsockname()[1]
+    second, is_requested = bind_socket("127.0.0.1", port)
+    assert not is_requested
+    assert second.getsockname()[1] != port
+    first.close()
+    second.close()
+    with pytest.raises(ValueError, match="can't be bound"):
+        bind_socket("203.0.113.1", 0)
+
+
+def test_ctrl_c_ends_the_server_cleanly(run_directory: Path) -> None:
+    busy = socket.socket()
+    busy.bind(("127.0.0.1", 0))
+    busy.listen()
+    command = [sys.executable, "-m", "torchcaps", "explore", str(run_directory), "--browser", "false"]
+    command += ["--port", str(busy.getsockname()[1])]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        url = re.search(r"http://127\.0\.0\.1:\d+/", line)
+        assert url is not None, line + process.communicate()[1]
+        with urllib.request.urlopen(url[0], timeout=60) as page:
+            assert b"torchcaps explorer" in page.read()
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        busy.close()
+    assert process.returncode == 0
+    assert "Traceback" not in stderr
+    assert "is in use" in stderr
+
+
+def test_invalid_usage_is_one_sentence(run_directory: Path, tmp_path: Path) -> None:
+    assert "torchcaps train" in usage_error("explore")
+    assert "at most 2" in usage_error("explore", "a", "b", "c")
+    assert "--port" in usage_error("explore", str(run_directory), "--port", "70000")
+    assert "not a run directory" in usage_error("explore", str(tmp_path))
+    unwritable = usage_error("explore", str(run_directory), "--export", "/dev/null/page.html")
+    assert "/dev/null/page.html" in unwritable
+
+
+def test_files_of_the_page_are_short_and_load_nothing_from_elsewhere() -> None:
+    for entry in PAGE.iterdir():
+        text = entry.read_text(encoding="utf-8")
+        assert text.count("\n") <= MAX_LINES, entry.name
+        foreign = [url for url in re.findall(r"https?://[^\s\"'`)]+", text) if "www.w3.org" not in url]
+        assert foreign == [], entry.name
+        for name in re.findall(r'from "\./([^"]+)"', text):
+            assert (PAGE / name).is_file(), f"{entry.name} imports {name}"
+
+
+def luminance(color: str) -> float:
+    channels = [int(color[n : n + 2], 16) / 255 for n in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_colours_have_contrast(theme: str) -> None:
+    """WCAG: 4.5 for text, 3 for lines and controls."""
+    style = (PAGE / "style.css").read_text(encoding="utf-8")
+    block = re.search(rf':root\[data-theme="{theme}"\] {{(.*?)}}', style, re.DOTALL)
+    assert block is not None
+    colors = dict(re.findall(r"--([\w-]+): (#\w{6});", block[1]))
+
+    def contrast(first: str, second: str) -> float:
+        values = sorted((luminance(colors[first]), luminance(colors[second])), reverse=True)
+        return (values[0] + 0.05) / (values[1] + 0.05)
+
+    for name in ("ink", "soft", "accent"):
+        assert contrast(name, "panel") >= 4.5, name
+        assert contrast(name, "page") >= 4.5, name
+    for name in ("c0", "c1", "c2", "c3", "c4", "focus"):
+        assert contrast(name, "panel") >= 3, name
