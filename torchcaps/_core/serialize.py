@@ -160,6 +160,7 @@ def find_class(path: str) -> type | None:
 
 
 def _subclasses(base: type) -> Iterator[type]:
+    """Yield all direct and indirect subclasses."""
     for cls in base.__subclasses__():
         yield cls
         yield from _subclasses(cls)
@@ -199,6 +200,7 @@ def from_plain(annotation: Any, value: Any, trust_remote_code: bool = False) -> 
 
 
 def _build(cls: type, fields: dict[str, Any], trust_remote_code: bool) -> Any:
+    """Return a dataclass from JSON values of its fields; raise a ValueError for an unknown field."""
     hints = typing.get_type_hints(cls)
     known = {field.name for field in dataclasses.fields(cls)}
     for name in fields:
@@ -252,6 +254,7 @@ def result_from_dict(cls: type[T], values: Mapping[str, Any], prefix: str = "") 
 
 
 def _as_tuple(value: Any) -> Any:
+    """Convert nested lists to tuples."""
     return tuple(_as_tuple(item) for item in value) if isinstance(value, list) else value
 
 

@@ -220,6 +220,7 @@ def _attack_batches(
 def _iterate(
     model: Network, images: Tensor, hot: Tensor, points: Tensor, steps: int, size: Bound, ball: _Ball, loss: AttackLoss
 ) -> Tensor:
+    """Return points after a number of steps."""
     for _ in range(steps):
         points = _step(model, images, hot, points, size, ball, loss)
     return points

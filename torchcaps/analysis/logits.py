@@ -131,6 +131,7 @@ def _is_iterative(routing: Routing) -> bool:
 
 
 def _with_iterations(routing: Routing, iterations: int) -> Routing:
+    """Return the routing with another number of iterations."""
     return dataclasses.replace(routing, iterations=iterations)  # type: ignore[call-arg]
 
 

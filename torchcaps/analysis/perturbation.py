@@ -110,6 +110,7 @@ def perturb(
 
 
 def _check_dims(dims: Tensor | tuple[int, ...] | None, n: int) -> Tensor:
+    """Return the indices of the dimensions, by default all; raise a ValueError for invalid ones."""
     selected = torch.arange(n) if dims is None else torch.as_tensor(dims)
     invalid = selected.dim() != 1 or selected.is_floating_point() or not len(selected)
     if invalid or selected.min() < 0 or selected.max() >= n:
@@ -118,6 +119,7 @@ def _check_dims(dims: Tensor | tuple[int, ...] | None, n: int) -> Tensor:
 
 
 def _check_amounts(amounts: Tensor | tuple[float, ...] | None, factor: float) -> Tensor:
+    """Return the amounts as float64, by default ``AMOUNTS`` times a factor; raise a ValueError for invalid ones."""
     added = torch.as_tensor(AMOUNTS if amounts is None else amounts, dtype=torch.float64)
     added = factor * added if amounts is None else added
     if added.dim() != 1 or not len(added) or not bool(torch.isfinite(added).all()):
@@ -126,6 +128,7 @@ def _check_amounts(amounts: Tensor | tuple[float, ...] | None, factor: float) ->
 
 
 def _split(pose: Tensor, labels: Tensor, batch_size: int) -> list[tuple[Tensor, Tensor]]:
+    """Split poses and labels into batches."""
     return list(zip(pose.split(batch_size), labels.split(batch_size), strict=True))
 
 

@@ -106,6 +106,7 @@ class Subject:
 
 
 def _concatenate(loader: Loader) -> Batch:
+    """Return all images of a loader as one batch."""
     return Batch(*(torch.cat(parts) for parts in zip(*loader.epoch(0), strict=True)))
 
 

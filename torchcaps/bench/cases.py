@@ -83,6 +83,8 @@ def _layer_multiply_adds(layer: CapsuleLayer, shape: tuple[int, ...]) -> int:
 
 
 def _dense(routing: Routing) -> Callable[[bool], Work]:
+    """Return a function that makes the forward and backward pass of the dense layer of Sabour 2017, batch 128."""
+
     def make(naive: bool) -> Work:
         torch.manual_seed(0)
         return _layer_work(DenseCapsules(1152, 8, 10, 16, routing=routing), (128, 1152, 8), naive)
@@ -91,6 +93,8 @@ def _dense(routing: Routing) -> Callable[[bool], Work]:
 
 
 def _conv(routing: Routing) -> Callable[[bool], Work]:
+    """Return a function that makes the forward and backward pass of a convolutional layer of Tsai 2020, batch 8."""
+
     def make(naive: bool) -> Work:
         torch.manual_seed(0)
         layer = ConvCapsules(32, 16, 32, 16, 3, 2, routing=routing, pose="matrix")

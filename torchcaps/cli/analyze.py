@@ -124,6 +124,7 @@ def _make_parser(analysis: Analysis | None, line: CommandLine) -> _AnalyzeParser
 
 
 def _option_type(analysis: Analysis, option: str) -> Any:
+    """Return the type of an option of an analysis."""
     return typing.get_type_hints(analysis.options)[option]
 
 
@@ -148,6 +149,7 @@ def _check_flags(parser: Parser, analysis: Analysis, line: CommandLine) -> None:
 
 
 def _reject_name(parser: Parser, arguments: Any) -> typing.NoReturn:
+    """Exit with an error for an unknown analysis, or one whose name is in the wrong position."""
     if arguments.runs[0] in ANALYSES:
         parser.error(f"the name of the analysis comes last: torchcaps analyze RUN {arguments.runs[0]}")
     close = difflib.get_close_matches(arguments.analysis, ANALYSES, n=2, cutoff=0.5)

@@ -133,6 +133,7 @@ def _measure(parts: list[str], repeat: int, smoke: bool) -> Iterator[Row]:
 
 
 def _of_kind(rows: list[Row], kind: str) -> list[Row]:
+    """Return the rows of one kind of benchmark."""
     return [row for row in rows if row["kind"] == kind]
 
 
@@ -146,10 +147,12 @@ def _print_rows(rows: list[Row], left: tuple[str, ...], right: tuple[str, ...], 
 
 
 def _milliseconds(seconds: float) -> str:
+    """Format seconds as milliseconds."""
     return f"{1e3 * seconds:.1f} ms"
 
 
 def _mebibytes(n_bytes: float) -> str:
+    """Format bytes as MiB."""
     return f"{n_bytes / 2**20:,.0f} MiB"
 
 

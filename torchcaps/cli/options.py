@@ -100,6 +100,7 @@ def load_runs(paths: list[str], options: Any, weights: str | None = None) -> lis
 
 
 def _load(path: str, options: Any, weights: str | None) -> TrainedRun:
+    """Load a run directory or an exported file."""
     if Path(path).suffix != ".onnx" or Path(path).is_dir():
         return load_run(path, weights, trust_remote_code=options.trust_remote_code)
     if weights is not None:

@@ -128,6 +128,7 @@ class CenterCrop(Transform):
 
 
 def _cropped_shape(transform: Transform, shape: ImageShape, size: int, padding: int) -> ImageShape:
+    """Return the shape of a square window; raise a ValueError if it is larger than the padded images."""
     channels, height, width = shape
     if min(height, width) + 2 * padding < size:
         raise ValueError(f"{transform} is larger than the images of {height}x{width}")

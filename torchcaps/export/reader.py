@@ -100,6 +100,7 @@ def _check_shapes(onnx: Any, model: Any) -> None:
 
 
 def _n_elements(sizes: Any) -> int:
+    """Return the product of sizes; raise an `ExportFormatError` for a negative one."""
     total = 1
     for size in sizes:
         if size < 0:

@@ -339,6 +339,7 @@ class Tsai2020Diverse(CapsuleSpec):
 
 
 def _register(name: str, spec: CapsuleSpec, published: str, n_parameters: int, data: str) -> None:
+    """Register a model with the augmentation of its data set."""
     augmentation = "" if data == "diverse-multimnist" else f"tsai2020.{data}"
     register_model(f"tsai2020_{name}", spec, published, n_parameters=n_parameters, data=data, augmentation=augmentation)
 

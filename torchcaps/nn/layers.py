@@ -241,9 +241,11 @@ class DenseCapsules(CapsuleLayer):
         return children
 
     def _wiring(self, children: Capsules) -> Wiring:
+        """Return which child each vote slot reads."""
         return self.routing.wire(children.pose.shape[1])
 
     def _slot_weight(self, wiring: Wiring) -> Tensor:
+        """Return the weights with one matrix per vote slot and parent, repeated if slots share them."""
         return self.weight.expand(wiring.n_slots, -1, -1, -1) if self.geometry.shared else self.weight
 
     def extra_repr(self) -> str:
@@ -336,6 +338,7 @@ class ConvCapsules(CapsuleLayer):
         super().__init__(routing, geometry, weight_size, streamed, init, device, dtype)
 
     def _wire(self, grid: tuple[int, int], types: int, routing: Routing) -> Wiring:
+        """Return the wiring of a window over a grid of child types."""
         padding = resolve_padding(self.padding, grid, self.kernel_size, self.stride)
         return routing.wire(types, grid=grid, kernel=self.kernel_size, stride=self.stride, padding=padding)
 
@@ -358,10 +361,12 @@ class ConvCapsules(CapsuleLayer):
         return children
 
     def _wiring(self, children: Capsules) -> Wiring:
+        """Return which child each vote slot reads."""
         grid = (children.pose.shape[1], children.pose.shape[2])
         return self._wire(grid, self.geometry.types, self.routing)
 
     def _slot_weight(self, wiring: Wiring) -> Tensor:
+        """Return the weights with one matrix per vote slot and parent, repeated if slots share them."""
         if self.weights != "type":
             return self.weight
         if self.routing.slot_kind == "type":

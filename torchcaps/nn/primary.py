@@ -114,6 +114,7 @@ class PrimaryCapsules(nn.Module):
         return Capsules(self.activation(pose), activation)
 
     def _check(self, features: Tensor) -> None:
+        """Raise an error if the features have another shape or dtype than the layer's, or non-finite values."""
         check_float(features, "features")
         if features.dim() != 4 or features.shape[1] != self.pose.in_channels:
             raise ValueError(f"features must be [B, {self.pose.in_channels}, H, W], got {list(features.shape)}")

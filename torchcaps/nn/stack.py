@@ -72,6 +72,7 @@ class CapsuleStack(nn.Module):
         return f"schedule={self.schedule!r}"
 
     def _capsule_layers(self) -> list[CapsuleLayer]:
+        """Return the layers in order."""
         layers = self.layers.values() if isinstance(self.layers, nn.ModuleDict) else self.layers
         return cast(list[CapsuleLayer], list(layers))
 

@@ -100,6 +100,7 @@ class TransposedConvCapsules(ConvCapsules):
         return F.pad(x, (*rest, 0, missing[1], 0, missing[0]))[:, :height, :width]
 
     def _slot_weight(self, wiring: Wiring) -> Tensor:
+        """Return the weights with one matrix per vote slot and parent."""
         if self.weights == "type":
             return super()._slot_weight(wiring)
         # Cell k of the kernel is the one at which a child reads its parent, so the window is reversed.

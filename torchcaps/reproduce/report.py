@@ -110,6 +110,7 @@ def _readable(paper: Paper, item: Item, stores: Sequence[RecordStore]) -> list[R
 
 
 def _problem_key(paper: Paper, item: Item) -> str:
+    """Return the name of an item in the list of problems."""
     return f"{paper.name} {item.name}"
 
 

@@ -233,6 +233,7 @@ class PlanProgress(ConsoleLogger):
             self.print_line(f"{self._name}: running for {minutes:.0f} minutes")
 
     def _status_due(self) -> bool:
+        """Return whether the status was last printed longer ago than the interval."""
         now = time.monotonic()
         due = now - self._printed_at > STATUS_INTERVAL_S
         self._printed_at = now if due else self._printed_at

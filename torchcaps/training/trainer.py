@@ -214,6 +214,7 @@ class Trainer:
             raise DivergenceError(f"step {self.state.step + 1:,}: {error}. {self.checkpoints.status}") from error
 
     def _diagnose(self, batch: Batch, seed: int, error: Exception | None = None) -> None:
+        """Raise a `DivergenceError` that names the source of the first non-finite value of the step."""
         with image_dropout(self.spec.seed, self.state.step, batch.indices):
             diagnose_step(self.network, self.loss, batch, self.state.step, seed, self.checkpoints.status, error)
 
@@ -267,6 +268,7 @@ class Trainer:
             self._save()
 
     def _save_and_stop(self, signal: int) -> NoReturn:
+        """Save a checkpoint and raise `RunInterrupted`."""
         self.state.stop_reason = StopReason.INTERRUPTED
         self._save()
         position = f"step {self.state.step:,}, epoch {self.epoch:.2f}"
@@ -330,6 +332,7 @@ class Trainer:
             self.console.warn(line)
 
     def _eval_weights(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which the network has the weights to evaluate: EMA weights, if enabled."""
         return self.ema.swapped_into(self.network) if self.ema is not None else contextlib.nullcontext()
 
     def _on_eval_batch(self) -> None:
@@ -363,6 +366,7 @@ class Trainer:
         self.timer.mark_saved()
 
     def _check_weights(self) -> None:
+        """Raise a `DivergenceError` if a weight is non-finite."""
         check_weights(self.network, self.state.step, self.checkpoints.status)
 
 

@@ -208,6 +208,7 @@ class StreamedVotes(Votes):
         self._couplings = couplings
 
     def _stream(self, reduction: type[Reduction], *arguments: Tensor) -> Tensor:
+        """Return a reduction of the votes, computed chunk by chunk."""
         with disable_autocast(self._tensors[0]):
             if torch.compiler.is_compiling():
                 return reduce_votes_op(reduction.__name__, self._plan, *self._tensors, *arguments)

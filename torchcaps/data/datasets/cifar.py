@@ -96,6 +96,7 @@ class CIFAR10(DataSpec):
         return tuple(self._members(file_format, split) for file_format in formats)
 
     def _members(self, file_format: str, split: str) -> tuple[ArchiveMember, ...]:
+        """Return the files of a split in the archive of a format."""
         archive, members = self.archives[file_format], self.members[file_format][split]
         return tuple(ArchiveMember(name, archive, checksum) for name, checksum in members.items())
 

@@ -137,6 +137,7 @@ _TYPO = "a typo: the progression 7.7, ., 8.9, 9.6M implies 8.3M"
 
 
 def _depth(run: Run, depth: int, dim: int) -> Run:
+    """Return the run with another number and size of capsule layers; the default ones are not options."""
     return run if (depth, dim) == (4, 32) else run.replace(depth=depth, dim=dim)
 
 

@@ -32,6 +32,7 @@ FIG_3 = Item(
 
 
 def _alignment(name: str, run: Run, **options: bool) -> Measurement:
+    """Return the measurement of the alignment ratios of a run."""
     return Measurement(
         name, measure_alignment_ratios, {"net": run}, options=options, cpu={"n_images": 1_000}, smoke={"n_images": 40}
     )

@@ -231,6 +231,7 @@ def _inference_and_memory(
 
 @torch.no_grad()
 def _infer(model: Any, images: torch.Tensor) -> None:
+    """Run one forward pass without gradients."""
     model(images)
 
 

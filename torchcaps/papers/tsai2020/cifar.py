@@ -138,6 +138,7 @@ _KINDS = (
 
 
 def _with_iterations(run: Run, kind: type, count: int, default: int) -> Run:
+    """Return the run with another number of routing iterations; the default one is not an option."""
     return run if count == default else run.replace(routing=kind(count))
 
 
