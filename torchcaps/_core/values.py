@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-__all__ = ["check_value", "deferred_checks", "in_vmap_or_forward_mode", "is_batched", "is_readable"]
+__all__ = ["check_value", "deferred_checks", "in_vmap_or_forward_mode", "is_batched", "is_host", "is_readable"]
 
 Describe = Callable[[float], Exception | None]  # the error for a value; None if the value is accepted
 HOST_DEVICES = ("cpu", "meta")
@@ -68,16 +68,17 @@ def check_value(
         device: device of the value. On an accelerator the check is deferred inside of `deferred_checks`.
         required: outside of it, read the value on an accelerator, too; by default the check is skipped.
     """
-    deferred = None if _is_host(device) else _collected.checks
+    deferred = None if is_host(device) else _collected.checks
     if deferred is not None:
         deferred.append((measure(), describe))
-    elif required or _is_host(device):
+    elif required or is_host(device):
         error = describe(float(measure()))
         if error is not None:
             raise error
 
 
-def _is_host(device: torch.device) -> bool:
+def is_host(device: torch.device) -> bool:
+    """Return whether values of tensors on a device can be read without waiting for it."""
     return device.type in HOST_DEVICES
 
 
