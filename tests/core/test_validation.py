@@ -1,19 +1,23 @@
 """Argument checks; see tests/bad_input for their use by layers, routings, losses and models."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.bad_input.rejection import check_sentence
 from torchcaps._core.validation import (
+    DomainError,
     FieldError,
     check_field_names,
     check_fields,
     check_finite,
     check_float,
+    check_magnitude,
     check_no_nan,
     check_non_negative,
     check_range,
@@ -155,3 +159,43 @@ def test_values_are_not_checked_in_a_compiled_graph() -> None:
 
     compiled = torch.compile(checked, fullgraph=True, backend="eager")
     assert math.isnan(float(compiled(torch.tensor(math.nan))))
+
+
+def change_in_place(weight: torch.nn.Parameter) -> None:
+    with torch.no_grad():
+        weight[0] = 1e9
+
+
+def replace_data(weight: torch.nn.Parameter) -> None:
+    weight.data = torch.full((3,), 1e9)
+
+
+def step_optimizer(weight: torch.nn.Parameter) -> None:
+    weight.grad = torch.full((3,), -1e9)
+    torch.optim.SGD([weight], lr=1.0).step()
+
+
+@pytest.mark.parametrize("change", [change_in_place, replace_data, step_optimizer])
+def test_magnitude_of_a_parameter_is_read_again_after_a_change(change: Callable[[torch.nn.Parameter], None]) -> None:
+    weight, pose = torch.nn.Parameter(torch.ones(3)), torch.ones(2)
+    check_magnitude(1e6, "votes", "pose or weight", weight, pose)
+    change(weight)
+    with pytest.raises(DomainError, match=r"1\.0e\+09"):
+        check_magnitude(1e6, "votes", "pose or weight", weight, pose)
+
+
+def test_magnitude_of_an_unchanged_parameter_is_read_once() -> None:
+    weight = torch.nn.Parameter(torch.ones(3))
+    reads = CountAminmax()
+    with reads:
+        for _ in range(3):
+            check_magnitude(1e6, "votes", "weight", weight)
+    assert reads.count == 1
+
+
+class CountAminmax(TorchDispatchMode):
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += function is torch.ops.aten.aminmax.default
+        return function(*args, **(kwargs or {}))
