@@ -1,9 +1,11 @@
 # Targets: see `make help`. PYTHON=python3.12 make test selects the interpreter.
 PYTHON ?= python3
 BIN := .venv/bin
+SEED ?= 0
+SECONDS ?= 600
 HINT = choose one, as in 'make $(or $(MAKECMDGOALS),setup) PYTHON=python3.12'
 
-.PHONY: help setup setup-train check-python test test-all demo layers lint format bench mutations lock clean
+.PHONY: help setup setup-train check-python test test-all demo layers lint format bench mutations fuzz lock clean
 
 help:
 	@echo "make demo       install the train extra, then train a small CapsNet on real digits (about a minute on two cores)"
@@ -14,6 +16,7 @@ help:
 	@echo "make layers     compare one layer of each routing with its paper's equations in plain loops"
 	@echo "make bench      time and memory of layers and models against naive baselines (under ten minutes)"
 	@echo "make mutations  check that the tests catch every bug listed in tests/mutations.toml"
+	@echo "make fuzz       mutated files and runs, extreme values in layers, killed trainings (SEED=0 SECONDS=600)"
 	@echo "make lock       regenerate requirements/*.lock"
 	@echo "PYTHON=...      interpreter of the environment (now: $(PYTHON); 3.11 or newer)"
 
@@ -55,6 +58,9 @@ bench: setup
 
 mutations: setup
 	$(BIN)/python tools/mutations.py --jobs 2
+
+fuzz: setup
+	$(BIN)/python -m tests.fuzz --seed $(SEED) --max-seconds $(SECONDS)
 
 lock: setup
 	$(BIN)/python tools/lock.py

@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from tests.fuzz.harness import FuzzReport, Target, fuzz
+from tests.fuzz.kills import Kills
 from tests.fuzz.layers import Layers
 from tests.fuzz.readers import Readers
+from tests.fuzz.runs import Runs
 from torchcaps._core.machine import describe_machine
 
-TARGETS: dict[str, type[Target]] = {target.name: target for target in (Readers, Layers)}
+TARGETS: dict[str, type[Target]] = {target.name: target for target in (Readers, Runs, Layers, Kills)}
 
 
 def main() -> None:
@@ -35,17 +37,30 @@ def main() -> None:
     names = options.targets or list(TARGETS)
     if unknown := sorted(set(names) - set(TARGETS)):
         parser.error(f"unknown target {unknown[0]!r}: expected any of {', '.join(TARGETS)}")
-    reports = []
+    reports: list[FuzzReport] = []
+
+    def show(report: FuzzReport) -> None:
+        """Print the progress of a target and write the record so far."""
+        failures = f", {len(report.failures)} failures" if report.failures else ""
+        print(f"{report.target.name}: {report.n_evaluations:,} {report.target.unit}{failures}", flush=True)
+        write_record(options, [*reports, report])
+
     for name in names:
         seconds = options.max_seconds / len(names)
         print(f"{name}: seed {options.seed}, at most {seconds:.0f} s", flush=True)
-        report = fuzz(TARGETS[name](), options.seed, options.budget, options.out, seconds, start=options.start)
+        target, out = TARGETS[name](), options.out.absolute()
+        report = fuzz(target, options.seed, options.budget, out, seconds, start=options.start, on_progress=show)
         print(f"{report}\n", flush=True)
         reports.append(report)
-        if options.record is not None:
-            options.record.parent.mkdir(parents=True, exist_ok=True)
-            options.record.write_text(json.dumps(make_record(options.seed, reports), indent=1) + "\n")
+        write_record(options, reports)
     raise SystemExit(any(report.failures for report in reports))
+
+
+def write_record(options: argparse.Namespace, reports: list[FuzzReport]) -> None:
+    """Write the file of ``--record``, if it is given."""
+    if options.record is not None:
+        options.record.parent.mkdir(parents=True, exist_ok=True)
+        options.record.write_text(json.dumps(make_record(options.seed, reports), indent=1) + "\n")
 
 
 def make_record(seed: int, reports: list[FuzzReport]) -> dict[str, Any]:

@@ -8,20 +8,22 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 __all__ = ["Case", "FuzzReport", "Target", "fuzz"]
 
 CASE_TIMEOUT_S = 300.0
+PROGRESS_INTERVAL_S = 60.0
 MAX_MEMORY_BYTES = 6 << 30
 
 
-class Case(NamedTuple):
+@dataclass(frozen=True)
+class Case:
     """Outcome of one case.
 
     Args:
@@ -118,8 +120,9 @@ def fuzz(
     max_seconds: float = float("inf"),
     isolated: bool = True,
     start: int = 0,
+    on_progress: Callable[[FuzzReport], object] | None = None,
 ) -> FuzzReport:
-    """Run the cases of a target.
+    """Run the cases of a target; an interrupt (Ctrl-C) ends the run and keeps its results.
 
     Args:
         target: the target.
@@ -129,25 +132,40 @@ def fuzz(
         max_seconds: time after which no case is started.
         isolated: run cases in child processes, so that a crash or a hang of one is a failure among others.
         start: index of the first case.
+        on_progress: called every minute with the report so far.
     """
     report, began, index = FuzzReport(target), time.monotonic(), start
-    end = began + max_seconds
-    with tempfile.TemporaryDirectory(prefix="torchcaps-fuzz-", ignore_cleanup_errors=True) as directory:
+    end, next_progress = began + max_seconds, began + PROGRESS_INTERVAL_S
+    with (
+        tempfile.TemporaryDirectory(prefix="torchcaps-fuzz-", ignore_cleanup_errors=True) as directory,
+        contextlib.suppress(KeyboardInterrupt),
+    ):
         work = Path(directory).resolve()
         while index < start + budget and time.monotonic() < end:
             run = _run_isolated if isolated else _run_here
             for case in run(target, seed, index, start + budget, work, end):
                 index = case.index + 1
-                report.n_cases += 1
-                report.counts[case.group, case.outcome] += case.evaluations
-                if case.outcome not in target.good:
-                    name = f"{target.name}-{seed}-{case.index}"
-                    report.failures.append(f"{name} {case.group} {case.outcome}: {case.message}")
-                    if out is not None and (work / target.input).exists():
-                        shutil.copytree(work / target.input, out / name, symlinks=True, dirs_exist_ok=True)
-                        report.failures[-1] += f" (saved to {out / name})"
+                _add(report, case, seed, work, out)
+                report.seconds = time.monotonic() - began
+                if on_progress is not None and time.monotonic() > next_progress:
+                    on_progress(report)
+                    next_progress = time.monotonic() + PROGRESS_INTERVAL_S
     report.seconds = time.monotonic() - began
     return report
+
+
+def _add(report: FuzzReport, case: Case, seed: int, work: Path, out: Path | None) -> None:
+    """Add a case to a report; save its input if it is a failure."""
+    target = report.target
+    report.n_cases += 1
+    report.counts[case.group, case.outcome] += case.evaluations
+    if case.outcome in target.good:
+        return
+    name = f"{target.name}-{seed}-{case.index}"
+    report.failures.append(f"{name} {case.group} {case.outcome}: {case.message}")
+    if out is not None and (work / target.input).exists():
+        shutil.copytree(work / target.input, out / name, symlinks=True, dirs_exist_ok=True)
+        report.failures[-1] += f" (saved to {out / name})"
 
 
 def _run_here(target: Target, seed: int, start: int, stop: int, work: Path, end: float) -> Iterator[Case]:

@@ -32,7 +32,7 @@ from torchcaps.votes import dispatch
 
 __all__ = ["LayerInput", "Layers", "draw_input", "evaluate_paths"]
 
-BATCH = 16
+BATCH = 64
 PATHS = ("stored", "chunks", "kernel")
 DTYPES = (torch.float32, torch.float32, torch.float32, torch.float64, torch.bfloat16)
 SMALLEST = {torch.float32: -45.0, torch.float64: -323.0, torch.bfloat16: -40.0}  # exponents of subnormal numbers
