@@ -61,6 +61,25 @@ def test_predict_writes_through_no_link_out_of_the_run(hostile: Path) -> None:
     assert Path("image.png").read_bytes() == before
 
 
+def test_a_loop_of_links_is_one_sentence(hostile: Path) -> None:
+    (hostile / "results.json").unlink()
+    (hostile / "results.json").symlink_to("results.json")
+    assert resume(hostile, lambda spec: spec.replace_recipe(steps=3), figures=False).steps == 3
+    (hostile / "config.yaml").unlink()
+    (hostile / "config.yaml").symlink_to("config.yaml")
+    with pytest.raises(ValueError, match=r"config\.yaml"):
+        load_run(hostile)
+
+
+def test_a_file_that_exceeds_the_memory_is_one_sentence(hostile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def open_file(*_: object, **__: object) -> None:
+        raise MemoryError("Cannot allocate memory")
+
+    monkeypatch.setattr("safetensors.safe_open", open_file)
+    with pytest.raises(CheckpointError, match="Cannot allocate memory"):
+        load_run(hostile)
+
+
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs")
 @pytest.mark.parametrize("name", ["config.yaml", "checkpoints/last.safetensors", "metrics.csv", "lock"])
 def test_fifos_are_rejected(name: str, hostile: Path) -> None:

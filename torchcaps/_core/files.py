@@ -137,7 +137,8 @@ def check_inside(path: Path, directory: Path) -> None:
 
     Writing to a link in a directory from a stranger would change a file of the user's elsewhere.
     """
-    if not path.resolve().is_relative_to(directory.resolve()):
+    real = Path(os.path.realpath(path))  # unlike Path.resolve, it accepts a loop of links
+    if not real.is_relative_to(os.path.realpath(directory)):
         raise OSError(errno.EPERM, f"a symbolic link out of {directory}", str(path))
 
 

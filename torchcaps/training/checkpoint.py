@@ -222,7 +222,7 @@ def read_checkpoint(path: Path, device: torch.device | str = "cpu") -> Checkpoin
         raise CheckpointError(f"{path} does not exist") from error
     except CheckpointError:
         raise
-    except (OSError, safetensors.SafetensorError, KeyError, ValueError, RecursionError) as error:
+    except (OSError, safetensors.SafetensorError, KeyError, ValueError, RecursionError, MemoryError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise CheckpointError(f"{path} is not a checkpoint, or is damaged: {reason}") from error
     if _checksum(tensors, header["state"]) != header.get("checksum"):
@@ -240,7 +240,7 @@ def read_checkpoint_state(path: Path) -> dict[str, Any] | None:
         check_regular_file(path)
         with safetensors.safe_open(path, "pt", device="cpu") as file:
             return json.loads((file.metadata() or {})["state"])
-    except (OSError, safetensors.SafetensorError, KeyError, ValueError):
+    except (OSError, safetensors.SafetensorError, KeyError, ValueError, RecursionError, MemoryError):
         return None
 
 
