@@ -41,7 +41,7 @@ def test_both_models_train_for_the_budget(monkeypatch: pytest.MonkeyPatch) -> No
             few_photographs(name, split) if name == "cifar10" else create(name, split, **options)
         ),
     )
-    rows = list(measure_images("tiny", ImageCase(32, 0.2, 6, 6), seeds=1))
+    rows = list(measure_images("tiny", ImageCase(32, 0.2, 6, 6), seeds=[0]))
     assert [row["model"] for row in rows] == ["capsnet_images", "cnn_images"]
     for row in rows:
         assert row["n_test"] == 30

@@ -168,6 +168,7 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "--momentum -1": ("--momentum", "at least 0", "-1"),
     "--ascents 1": ("--ascents", "quadratic"),
     "--deterministic capsnet_small": ("capsnet_small", MODEL),
+    "--out /dev/null/run": ("/dev/null/run",),
     "--config nothing.yaml": ("nothing.yaml", "No such file"),
     "./nowhere": ("./nowhere",),
     f"{MODEL} capsnet_small": ("capsnet_small", MODEL),

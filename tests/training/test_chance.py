@@ -9,7 +9,7 @@ import torchcaps
 from tests.training.helpers import small_spec
 from torchcaps.data import create_dataset
 from torchcaps.models import Output
-from torchcaps.models.recipe import OptimizerConfig
+from torchcaps.models.recipe import OptimizerConfig, Recipe
 from torchcaps.training import train
 from torchcaps.training.chance import describe_chance, is_at_chance
 from torchcaps.training.evaluation import BalancedLoss, Evaluation
@@ -41,7 +41,7 @@ def test_likely_reasons() -> None:
 
     def reasons(grad_norm: float = 1.0) -> str:
         result = Evaluation(20, 2, 1.0, counts, right, confusion)
-        return "\n".join(describe_chance(result, model, batch, dataset, 0.001, grad_norm))
+        return "\n".join(describe_chance(result, model, batch, dataset, Recipe(), grad_norm))
 
     assert "--lr 0.01" in reasons(1e-9)
     assert "--max-grad-norm" in reasons(1e6)

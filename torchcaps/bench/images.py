@@ -7,7 +7,7 @@ has increased by the budget. Nothing is chosen on the test images.
 
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,13 +91,13 @@ class ImageCase:
 IMAGE_CASES = {"images-32": ImageCase(32, 80.0), "images-64": ImageCase(64, 160.0)}
 
 
-def measure_images(name: str, case: ImageCase, seeds: int) -> Iterator[dict[str, Any]]:
+def measure_images(name: str, case: ImageCase, seeds: Iterable[int]) -> Iterator[dict[str, Any]]:
     """Yield a row per seed and model: test accuracy after the same CPU time on one thread.
 
     Args:
         name: name of the case in the rows.
         case: sizes and CPU time.
-        seeds: number of seeds.
+        seeds: seeds of the trainings.
     """
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as directory:
@@ -105,7 +105,7 @@ def measure_images(name: str, case: ImageCase, seeds: int) -> Iterator[dict[str,
         for split, count in (("train", case.n_train), ("test", case.n_test)):
             write_photographs(create_dataset("cifar10", split), root / split, case.side, count)
         test_set = create_dataset(str(root / "test"), "all", cache=False)
-        for seed in range(seeds):
+        for seed in seeds:
             for model in (MODEL, BASELINE):
                 yield {"kind": "images", "case": name, "side": case.side, "seconds": case.seconds, "seed": seed} | (
                     _measure_model(model, root, test_set, case.seconds, seed)

@@ -19,7 +19,7 @@ from torchcaps._core.plotting import FIGURE_SUFFIXES
 from torchcaps._core.serialize import to_json
 from torchcaps.analysis import ANALYSES, Analysis, AnalysisReport, Subject, Summary, run_analysis
 from torchcaps.cli.command_line import CommandLine, flag_of
-from torchcaps.cli.console import escape_control, print_table, start_table
+from torchcaps.cli.console import escape_control, print_table, print_text, start_table
 from torchcaps.cli.options import (
     add_data_flags,
     add_run_flags,
@@ -232,14 +232,15 @@ def _print_report(report: AnalysisReport, runs: list[TrainedRun], dataset: Datas
     n_images = _n_images(summary, dataset)
     count = "1 image" if n_images == 1 else f"{n_images:,} images"
     data = summary.data or f"{dataset.name}, {dataset.split}"
-    print(escape_control(f"{', '.join(str(run.path) for run in runs)}: {summary.title}; {data}: {count}") + "\n")
+    print_text(escape_control(f"{', '.join(str(run.path) for run in runs)}: {summary.title}; {data}: {count}"))
+    print()
     headings = [column.heading for column in summary.columns.values()]
     table = start_table(summary.row_heading, *headings, right=tuple(headings))
     for name, row in summary.rows.items():
         table.add_row(name, *(_format(row.get(key), column.format) for key, column in summary.columns.items()))
     print_table(table)
     for note in summary.notes:
-        print(escape_control(note))
+        print_text(escape_control(note))
     print("\n".join(f"written: {path}" for path in files))
 
 

@@ -71,6 +71,7 @@ def bench_command(words: list[str]) -> None:
         "--repeat", type=int, default=3, help="number of repetitions, of which the shortest counts, or of seeds"
     )
     parser.add_argument("--smoke", type=bool, default=False, help="measure two tiny sizes per threshold")
+    parser.add_argument("--seed", type=int, default=0, help="first seed of 'images-32' and 'images-64'")
     parser.add_argument("--out", type=str | None, help="JSON file to write the results to")
     parser.add_argument("--figure", type=str | None, help="image file for the figure of the part 'growth'")
     options, _ = parser.parse(words)
@@ -86,7 +87,7 @@ def bench_command(words: list[str]) -> None:
         path = getattr(options, flag)
         if path is not None and not Path(path).expanduser().resolve().parent.is_dir():
             parser.error(f"--{flag} {path}: the directory {Path(path).expanduser().parent} does not exist")
-    rows = list(_measure(parts, options.repeat, options.smoke))
+    rows = list(_measure(parts, options.repeat, options.smoke, options.seed))
     for print_rows in (
         _print_speed,
         _print_memory,
@@ -103,12 +104,12 @@ def bench_command(words: list[str]) -> None:
         draw_growth(growth, Path(options.figure).expanduser())
         print(f"figure written to {options.figure}")
     if options.out is not None:
-        record = {**record_header(), "seed": 0, "machine": describe_machine(), "rows": rows}
+        record = {**record_header(), "seed": options.seed, "machine": describe_machine(), "rows": rows}
         write_atomic(Path(options.out).expanduser(), json.dumps(record, indent=2) + "\n", ValueError)
         print(f"results written to {options.out}")
 
 
-def _measure(parts: list[str], repeat: int, smoke: bool) -> Iterator[Row]:
+def _measure(parts: list[str], repeat: int, smoke: bool, seed: int) -> Iterator[Row]:
     """Yield the record rows of all parts; show a progress bar on a terminal."""
     steps = [step for part in parts for step in (SWEEPS if part == "thresholds" else [part])]
     rate = matmul_rate() if set(steps) & set(CASES) else 0.0
@@ -118,7 +119,10 @@ def _measure(parts: list[str], repeat: int, smoke: bool) -> Iterator[Row]:
         "estimates": lambda: compare_with_estimates(ESTIMATE_CASES),
         "data": lambda: measure_data(repeat),
         "training": lambda: measure_training(repeat),
-        **{name: functools.partial(measure_images, name, case, repeat) for name, case in IMAGE_CASES.items()},
+        **{
+            name: functools.partial(measure_images, name, case, range(seed, seed + repeat))
+            for name, case in IMAGE_CASES.items()
+        },
     }
     for step in track(steps, "measuring", console=Console(stderr=True), disable=not sys.stderr.isatty()):
         if step in groups:

@@ -7,11 +7,12 @@ import torch
 
 from torchcaps.data import Batch, Dataset
 from torchcaps.metrics import dead_fraction
-from torchcaps.models import Network
+from torchcaps.models import Network, Recipe
 from torchcaps.training.evaluation import Evaluation
 
-__all__ = ["describe_chance", "is_at_chance"]
+__all__ = ["MIN_STEPS", "describe_chance", "is_at_chance"]
 
+MIN_STEPS = 30  # before which a run is not expected to learn, unless it ends
 MIN_IMAGES = 20  # fewer are not enough to tell learning from chance
 STANDARD_ERRORS = 2.0  # above the accuracy of guessing that count as learning
 CONSTANT_SPREAD = 1e-3  # standard deviation of scores over images, relative to their mean, of a constant output
@@ -31,7 +32,7 @@ def is_at_chance(result: Evaluation) -> bool:
 
 
 def describe_chance(
-    result: Evaluation, network: Network, batch: Batch, dataset: Dataset, lr: float, grad_norm: float
+    result: Evaluation, network: Network, batch: Batch, dataset: Dataset, recipe: Recipe, grad_norm: float
 ) -> Iterator[str]:
     """Yield the lines of the report: the accuracy of guessing, and likely reasons with what to try.
 
@@ -40,15 +41,15 @@ def describe_chance(
         network: the network; its mode is restored.
         batch: a few training images.
         dataset: the training set.
-        lr: highest learning rate of the run.
+        recipe: training settings of the run.
         grad_norm: gradient norm of the last step.
     """
-    chance = max(result.class_counts) / result.n
+    chance, lr = max(result.class_counts) / result.n, recipe.optimizer.lr
     yield (
         f"warning: after an epoch the training accuracy of {100 * result.accuracy:.1f} % is not above chance "
         f"({100 * chance:.1f} %, always the most frequent class); likely reasons:"
     )
-    yield f"  - {_describe_outputs(result, network, batch, dataset)}"
+    yield f"  - {_describe_outputs(result, network, batch, dataset, recipe.class_weights == 'balanced')}"
     if grad_norm < SMALL_GRADIENT:
         yield f"  - learning rate: the gradient norm is {grad_norm:.1e}, nothing is learned; try --lr {10 * lr:g}"
     elif grad_norm > LARGE_GRADIENT:
@@ -61,7 +62,7 @@ def describe_chance(
     )
 
 
-def _describe_outputs(result: Evaluation, network: Network, batch: Batch, dataset: Dataset) -> str:
+def _describe_outputs(result: Evaluation, network: Network, batch: Batch, dataset: Dataset, is_balanced: bool) -> str:
     """Return a sentence about dead capsules, constant outputs or predictions of a single class."""
     was_training = network.training
     network.eval()
@@ -84,5 +85,6 @@ def _describe_outputs(result: Evaluation, network: Network, batch: Batch, datase
     predicted = [sum(row[index] for row in result.confusion) for index in range(len(result.class_counts))]
     if result.confusion and max(predicted) > 0.95 * result.n:
         name = dataset.classes[predicted.index(max(predicted))]
-        return f"unbalanced classes: nearly all images are predicted as {name!r}; try --class-weights balanced"
+        advice = "more epochs" if is_balanced else "--class-weights balanced if it is the most frequent class"
+        return f"a single prediction: nearly all images are predicted as {name!r}; try {advice}"
     return "too little training: the scores differ between images, so more epochs may help"

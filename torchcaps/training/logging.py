@@ -58,6 +58,7 @@ STOP_DESCRIPTIONS = {
     StopReason.DIVERGED: "diverged",
 }
 LINE_INTERVAL_S = 60.0  # between two progress lines inside an epoch, without a terminal
+UNLIMITED_EPOCHS = 100_000  # from here on, epochs only express that the time is the limit
 BAR_INTERVAL_S = 0.2  # between two updates of the progress bar
 
 
@@ -140,13 +141,18 @@ class Expectation:
 
     Args:
         steps: number of steps of the whole run.
-        epochs: number of epochs of the whole run.
+        epochs: number of epochs of the whole run; ``None`` if the speed that decides it is not known yet.
         seconds_left: estimated time until its end; ``None`` if unknown.
     """
 
     steps: int
-    epochs: float
+    epochs: float | None
     seconds_left: float | None = None
+
+    @property
+    def of_epochs(self) -> str:
+        """Number of epochs behind the current one, ``"/16"``; empty if it is unknown."""
+        return "" if self.epochs is None else f"/{self.epochs:.4g}"
 
 
 class ConsoleLogger:
@@ -231,11 +237,12 @@ class ConsoleLogger:
         n = max(1, int(train_metrics.counts[0]))
         metrics = f"loss {float(train_metrics.loss) / n:.4f}  accuracy {100 * int(train_metrics.counts[1]) / n:.1f} %"
         if self._bar is not None:
-            description = f"epoch {int(epoch - 1e-9) + 1}/{math.ceil(expected.epochs - 1e-9)}"
+            total = "" if expected.epochs is None else f"/{math.ceil(expected.epochs - 1e-9)}"
+            description = f"epoch {int(epoch - 1e-9) + 1}{total}"
             self._bar.update(self._task, description=description, completed=step, total=expected.steps, metrics=metrics)
         else:
             eta = _eta_text(expected.seconds_left)
-            self.print(f"epoch {epoch:.2f}/{expected.epochs:.4g}  step {step:,} of {expected.steps:,}  {metrics}{eta}")
+            self.print(f"epoch {epoch:.2f}{expected.of_epochs}  step {step:,} of {expected.steps:,}  {metrics}{eta}")
 
     def on_eval_batch(self) -> None:
         """Show that an evaluation is running."""
@@ -250,7 +257,7 @@ class ConsoleLogger:
             row: values by column.
             expected: length of the run.
         """
-        epoch = f"{row['epoch']:.4g}/{expected.epochs:.4g}"
+        epoch = f"{row['epoch']:.4g}{expected.of_epochs}"
         parts = [f"epoch {epoch:>6}", f"{row['seconds']:6,.0f} s"]
         for split in ("train", "val", "test"):
             if row.get(f"{split}_accuracy") is not None:
@@ -293,7 +300,10 @@ def describe_run(spec: RunSpec, network: Network, data: RunData, out: Path) -> I
             more = ", ..." if len(missing) > 5 else ""
             yield f"warning: the {split} set has no images of {', '.join(missing[:5])}{more}"
     duration = f"{recipe.steps:,} steps" if recipe.steps else f"{recipe.epochs:,} epochs"
-    duration += f", at most {spec.max_minutes:g} minutes" if spec.max_minutes is not None else ""
+    if spec.max_minutes is not None:
+        minutes = f"{spec.max_minutes:.3g} minutes"
+        is_unlimited = recipe.epochs is not None and recipe.epochs >= UNLIMITED_EPOCHS
+        duration = minutes if is_unlimited else f"{duration}, at most {minutes}"
     optimizer = f"{recipe.optimizer.name}, learning rate {recipe.optimizer.lr:g}, {type(recipe.lr_schedule).__name__}"
     yield f"{recipe.loss.name.replace('_', '-')} loss, {optimizer}, batch size {recipe.batch_size}, {duration}"
     needed = estimate_memory(network, -(-recipe.batch_size // (spec.micro_batches * num_processes()))).total

@@ -99,7 +99,10 @@ def train(
     """
     check_device(spec.device)
     if out is not None and process_rank() == 0:
-        RunDirectory.create(out, "").release()  # reports an unusable directory before any data is loaded
+        try:
+            RunDirectory.create(out, "").release()  # reports an unusable directory before any data is loaded
+        except RunError as error:
+            raise ValueError(str(error)) from error
     data = open_data(spec, download)
     spec = adapt_to_data(spec, data, fixed)
     network = build_network(spec)

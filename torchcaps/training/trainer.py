@@ -19,7 +19,7 @@ from torchcaps.nn import image_dropout
 from torchcaps.routing import RoutingDivergence
 from torchcaps.routing.quadratic import RecordedChildren
 from torchcaps.training.ascent import CoefficientAscent
-from torchcaps.training.chance import describe_chance, is_at_chance
+from torchcaps.training.chance import MIN_STEPS, describe_chance, is_at_chance
 from torchcaps.training.checkpoint import Checkpoint, CheckpointWriter, restore_training
 from torchcaps.training.config import RunSpec
 from torchcaps.training.distributed import Engine, StopSignal, translate_peer_errors
@@ -235,7 +235,8 @@ class Trainer:
             left = None
         elif left is not None and self.spec.max_minutes is not None:
             left = min(left, max(0.0, 60 * self.spec.max_minutes - self.timer.seconds))
-        return Expectation(total, total / self.batches_per_epoch, left)
+        is_known = self.spec.max_minutes is None or self.state.planned_steps > 0
+        return Expectation(total, total / self.batches_per_epoch if is_known else None, left)
 
     # Between steps -----------------------------------------------------------------------------------------
 
@@ -324,11 +325,12 @@ class Trainer:
     def _report_chance(self, train: Evaluation) -> None:
         """Report once, on rank 0, a run whose training accuracy over at least an epoch is not above chance."""
         is_epoch = train.n >= len(self.data.train) and self.network.n_objects == 1
-        if self.metrics is None or self._has_reported_chance or not is_epoch or not is_at_chance(train):
+        is_early = self.state.step < MIN_STEPS and self.state.stop_reason is None
+        if self.metrics is None or self._has_reported_chance or not is_epoch or is_early or not is_at_chance(train):
             return
         self._has_reported_chance = True
-        batch, lr = self.loader.batch(self.state.epoch, 0), self.recipe.optimizer.lr
-        for line in describe_chance(train, self.network, batch, self.data.train, lr, self.state.grad_norm):
+        batch = self.loader.batch(self.state.epoch, 0)
+        for line in describe_chance(train, self.network, batch, self.data.train, self.recipe, self.state.grad_norm):
             self.console.warn(line)
 
     def _eval_weights(self) -> contextlib.AbstractContextManager[None]:
