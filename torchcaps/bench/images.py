@@ -17,6 +17,7 @@ import torch
 from torchcaps._core.optional import import_optional
 from torchcaps.data import Dataset, create_dataset
 from torchcaps.training import RunSpec, TrainResult, load_run, train
+from torchcaps.training.errors import RunInterrupted
 from torchcaps.training.inference import evaluate_runs
 from torchcaps.training.logging import ConsoleLogger
 from torchcaps.training.run_dir import RunDirectory
@@ -138,7 +139,10 @@ def _measure_model(model: str, root: Path, test_set: Dataset, seconds: float, se
     spec = RunSpec.of(model, max_minutes=seconds / 60, num_threads=1, seed=seed, device="cpu", **changes)
     started = time.process_time()
     out = root / f"{model}-{seed}"
-    result = train(spec, out, console=ConsoleLogger(False), figures=False, clock=time.process_time)
+    try:
+        result = train(spec, out, console=ConsoleLogger(False), figures=False, clock=time.process_time)
+    except RunInterrupted:
+        raise KeyboardInterrupt from None  # nothing to resume: the directory is temporary
     cpu_seconds = time.process_time() - started
     run = load_run(out)
     evaluation = evaluate_runs([run], test_set)
