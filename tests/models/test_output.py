@@ -48,9 +48,12 @@ def test_scores_are_those_of_the_head(name: str) -> None:
         assert_equal(output.scores, output.capsules.length(normalized=True))
     elif head == "activation":
         assert output.scores is output.capsules.activation
+    elif head == "log_activation":
+        total = output.capsules.activation.sum(-1, keepdim=True)
+        torch.testing.assert_close(output.scores.exp(), output.capsules.activation / total)
     else:
         assert_equal(output.scores, model.head.linear(output.capsules.pose)[..., 0])
-    if head != "linear":
+    if head not in ("linear", "log_activation"):
         assert float(output.scores.min()) >= 0
         assert float(output.scores.max()) < 1
 

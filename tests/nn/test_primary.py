@@ -112,3 +112,18 @@ def test_depthwise_capsules_equal_a_grouped_convolution(kernel: tuple[int, int],
 def test_depthwise_capsules_reject_other_numbers_of_channels() -> None:
     with pytest.raises(ValueError, match=r"in_channels must be types \* dim = 6"):
         PrimaryCapsules(8, 2, 3, 3, depthwise=True)
+
+
+@pytest.mark.parametrize("norm", ["channel", "type"])
+def test_normalised_capsules(norm: str) -> None:
+    """Training statistics of each channel, or of all elements of a type; activations of each type."""
+    primary = PrimaryCapsules(3, 2, 4, 1, bias=False, activation="none", activations=True, norm=norm).double()  # type: ignore[arg-type]
+    capsules = primary(torch.randn(5, 3, 6, 6, dtype=torch.float64))
+    axes = (0, 1, 2) if norm == "channel" else (0, 1, 2, 4)
+    mean, std = capsules.pose.mean(axes), capsules.pose.std(axes, correction=0)
+    torch.testing.assert_close(mean, torch.zeros_like(mean), rtol=0, atol=1e-9)
+    torch.testing.assert_close(std, torch.ones_like(std), rtol=0, atol=1e-3)
+    logit = torch.logit(capsules.activation).mean((0, 1, 2))
+    torch.testing.assert_close(logit, torch.zeros_like(logit), rtol=0, atol=1e-9)
+    with pytest.raises(ValueError, match="'none', 'channel' or 'type'"):
+        PrimaryCapsules(3, 2, 4, 1, norm="batch")  # type: ignore[arg-type]

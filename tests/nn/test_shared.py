@@ -56,3 +56,16 @@ def test_number_of_children_is_fixed_if_each_has_coefficients() -> None:
     layer = DenseCapsules(6, 4, 3, 5, routing=Dynamic(prior=True), shared=True)
     with pytest.raises(ValueError, match="6 children of size 4"):
         layer(torch.randn(2, 7, 4))
+
+
+def test_parents_without_poses_have_activations_only() -> None:
+    with_poses = DenseCapsules(6, 4, 3, 5, routing=SelfRouting())
+    without = DenseCapsules(6, 4, 3, 1, routing=SelfRouting(), poses=False)
+    without.load_state_dict(with_poses.coefficients.state_dict(prefix="coefficients."))
+    assert sum(p.numel() for p in without.parameters()) == 6 * 3 * (4 + 1)
+    pose = torch.randn(2, 6, 4)
+    torch.testing.assert_close(without(pose).activation, with_poses(pose).activation)
+    without.reset_parameters()
+    assert float(without(pose).pose.detach().abs().max()) == 0
+    with pytest.raises(ValueError, match="routing with activations"):
+        DenseCapsules(6, 4, 3, 1, routing=Dynamic(), poses=False)

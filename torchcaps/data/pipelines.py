@@ -176,6 +176,10 @@ PIPELINES: dict[str, Pipeline] = {
         ],
         [ScalePixels(256)],
     ),
+    "mazzia2021.smallnorb": Pipeline(
+        [Standardize(), RandomCrop(48), RandomBrightness(2.0), RandomContrast(0.5, 1.5)],
+        [Standardize(), CenterCrop(48)],
+    ),
 }
 
 

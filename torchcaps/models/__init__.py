@@ -18,6 +18,7 @@ from torchcaps.models.baselines import (
 )
 from torchcaps.models.chen2019 import Chen2019, Chen2019Dynamic, Chen2019Multi
 from torchcaps.models.choi2019 import Choi2019
+from torchcaps.models.hahn2019 import Hahn2019, HahnPool
 from torchcaps.models.heads import Output
 from torchcaps.models.hinton2018 import Hinton2018
 from torchcaps.models.mazzia2021 import Mazzia2021
@@ -40,6 +41,8 @@ __all__ = [
     "Choi2019",
     "ConvNetwork",
     "FlatCNN",
+    "Hahn2019",
+    "HahnPool",
     "Hinton2018",
     "LeNet",
     "LossConfig",

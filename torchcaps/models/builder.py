@@ -74,6 +74,15 @@ class Layers:
         """Append a batch normalisation."""
         self._add_after("norm", nn.BatchNorm2d(self.channels, **options))
 
+    def instance_norm(self, **options: Any) -> None:
+        """Append an instance normalisation with scale and shift, initialised as in Keras' ``random_uniform``."""
+        if self.grid == (1, 1):
+            raise ImageTooSmallError("an instance normalisation needs more than one position")
+        module = nn.InstanceNorm2d(self.channels, affine=True, **options)
+        for parameter in module.parameters():
+            nn.init.uniform_(parameter, -0.05, 0.05)
+        self._add_after("norm", module)
+
     def max_pool(self, size: int) -> None:
         """Append max pooling over windows that do not overlap."""
         self._update_grid("pool", size, size, 0)

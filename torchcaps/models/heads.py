@@ -8,9 +8,20 @@ from torchcaps.capsules import Capsules, register_pytree
 from torchcaps.routing import Routing
 from torchcaps.routing.base import Trace
 
-__all__ = ["ActivationHead", "HeadName", "LengthHead", "Output", "SharedClassifier", "build_head", "default_head"]
+__all__ = [
+    "ActivationHead",
+    "HeadName",
+    "LengthHead",
+    "LogActivationHead",
+    "Output",
+    "SharedClassifier",
+    "build_head",
+    "default_head",
+]
 
-HeadName = Literal["length", "normalized", "activation", "linear", "sigmoid"]
+MIN_ACTIVATION = 1e-12  # of which a logarithm is taken
+
+HeadName = Literal["length", "normalized", "activation", "log_activation", "linear", "sigmoid"]
 
 
 class Output(NamedTuple):
@@ -69,6 +80,19 @@ class ActivationHead(nn.Module):
         return capsules.activation
 
 
+class LogActivationHead(ActivationHead):
+    """Logarithm of the activations divided by their sum, as log-probabilities for a cross-entropy: Hahn 2019.
+
+    Shapes:
+        capsules ``[B, J, D]`` with activations ``-> [B, J]``
+    """
+
+    def forward(self, capsules: Capsules) -> Tensor:
+        """Return the logarithms."""
+        log = super().forward(capsules).clamp_min(MIN_ACTIVATION).log()
+        return log.log_softmax(-1)
+
+
 class SharedClassifier(nn.Module):
     """Linear map from a pose to a logit, shared by all classes: Tsai 2020, section 4.1.
 
@@ -109,4 +133,6 @@ def build_head(name: HeadName, dim: int) -> nn.Module:
     """Build a head for class capsules of pose size ``dim``."""
     if name in ("linear", "sigmoid"):
         return SharedClassifier(dim, sigmoid=name == "sigmoid")
+    if name == "log_activation":
+        return LogActivationHead()
     return ActivationHead() if name == "activation" else LengthHead(normalized=name == "normalized")

@@ -1,7 +1,7 @@
 """Efficient-CapsNet, capsule network with self-attention routing: Mazzia, Salvetti, Chiaberge 2021."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from torchcaps.models import init
 from torchcaps.models.network import CapsuleNetwork
@@ -32,13 +32,18 @@ class Mazzia2021(CapsuleSpec):
     decoder    160, 512, 1024, 784; ReLU, ReLU, sigmoid                    28 x 28
     =========  ==========================================================  ==================
 
-    The kernel of the primary capsules covers the complete grid for any image size, so that there are always 16 of them.
-    Batch normalisation comes after the ReLU. Parameters: 161,824 without the decoder, which ``reconstruction=True``
-    adds (1,411,344). Keras also counts 576 moving averages of batch normalisation.
+    The kernel of the primary capsules covers the grid for any image size, so that there are always 16 of them; that for
+    MultiMNIST leaves out the last row and column. Batch normalisation comes after the ReLU. The network for smallNORB
+    has leaky ReLUs of slope 0.3 and instance normalisation instead. Parameters: 161,824 without the decoder, which
+    ``reconstruction=True`` adds (1,411,344), 154,656 for MultiMNIST and 151,664 for smallNORB. Keras also counts 576
+    moving averages of batch normalisation.
 
     Args:
         widths: channels of the convolutions; the last must be ``types * primary_dim``.
         kernels, strides: kernel sizes and strides of the convolutions.
+        norm: ``"batch"``: ReLU and batch normalisation; ``"instance"``: leaky ReLU and instance normalisation.
+        trim: rows and columns at the bottom and right that the primary capsules do not read.
+        n_objects: objects per image, each decoded separately: 2 for MultiMNIST.
         types: primary capsule types.
         primary_dim: pose size of the primary capsules.
         dim: pose size of the class capsules.
@@ -47,9 +52,11 @@ class Mazzia2021(CapsuleSpec):
     Official: both presets follow the authors' code and are equal.
 
     Deviation: the authors' code keeps the checkpoint with the best accuracy on the test set; here the weights after the
-    last step are used.
+    last step are used. Their decoder for smallNORB is convolutional and reconstructs standardised images with a
+    sigmoid; here it is that of the other networks, and its targets are in 0..1.
     """
 
+    minimums: ClassVar[dict[str, int]] = {**CapsuleSpec.minimums, "trim": 0}
     smoke_fields: ClassVar[dict[str, Any]] = {"widths": (8, 16, 16, 32), "types": 4, "hidden": (32,)}
 
     image: Image = (1, 28, 28)
@@ -57,6 +64,9 @@ class Mazzia2021(CapsuleSpec):
     widths: tuple[int, ...] = (32, 64, 64, 128)
     kernels: tuple[int, ...] = (5, 3, 3, 3)
     strides: tuple[int, ...] = (1, 1, 1, 2)
+    norm: Literal["batch", "instance"] = "batch"
+    trim: int = 0
+    n_objects: int = 1
     types: int = 16
     primary_dim: int = 8
     dim: int = 16
@@ -79,12 +89,17 @@ class Mazzia2021(CapsuleSpec):
         layers = self.new_layers()
         for index, sizes in enumerate(zip(self.widths, self.kernels, self.strides, strict=True), start=1):
             layers.conv(f"conv{index}", *sizes)
-            layers.relu()
-            layers.batch_norm(momentum=0.01, eps=1e-3)  # Keras' defaults in PyTorch's convention
-        grid = layers.grid
-        primary = layers.primary(self.types, self.primary_dim, grid, activation="exp_squash", depthwise=True)
+            if self.norm == "batch":
+                layers.relu()
+                layers.batch_norm(momentum=0.01, eps=1e-3)  # Keras' defaults in PyTorch's convention
+            else:
+                layers.relu(0.3)
+                layers.instance_norm(eps=1e-3)
+        kernel = (max(layers.grid[0] - self.trim, 1), max(layers.grid[1] - self.trim, 1))
+        options: dict[str, Any] = {"activation": "exp_squash", "depthwise": True, "stride": self.trim + 1}
+        primary = layers.primary(self.types, self.primary_dim, kernel, **options)
         layers.dense_capsules("digit", self.classes, self.dim, routing=self.effective_routing)
-        model = CapsuleNetwork(self, layers, self.head, decoder=self.decoder)
+        model = CapsuleNetwork(self, layers, self.head, decoder=self.decoder, n_objects=self.n_objects)
         init.init_layers(model, init.keras_he_normal)
         init.init_layers(primary, init.glorot_uniform)
         if model.decoder is not None:
@@ -93,9 +108,10 @@ class Mazzia2021(CapsuleSpec):
 
     def recipe(self) -> Recipe:
         """Adam with lr 5e-4, times 0.97 per epoch down to 5e-5, margin loss plus 0.392 mean squared error."""
-        loss = LossConfig("margin", reconstruction_reduction="mean", reconstruction_weight=0.392)
+        weight = 0.392 if self.n_objects == 1 else 0.196
+        loss = LossConfig("margin", reconstruction_reduction="mean", reconstruction_weight=weight)
         return Recipe(
-            loss=self.adapt_loss(loss),
+            loss=self.adapt_loss(loss, self.n_objects),
             optimizer=OptimizerConfig("adam", 5e-4),
             lr_schedule=Exponential(0.97, 60_000 // BATCH_SIZE, floor=0.1, staircase=True),
             batch_size=BATCH_SIZE,
@@ -110,4 +126,24 @@ register_model(
     data="mnist",
     augmentation="mazzia2021.mnist",
     note="the authors' code keeps the epoch with the best accuracy on the test set; here the last weights are kept",
+)
+register_model(
+    "mazzia2021_multimnist",
+    Mazzia2021(image=(1, 36, 36), strides=(1, 1, 2, 2), trim=1, n_objects=2),
+    n_parameters=154_656,
+    data="multimnist",
+    augmentation="sabour2017.multimnist",
+    lr_schedule=Exponential(0.97, 37_500, floor=0.1, staircase=True),
+    epochs=None,
+    steps=150 * 37_500,
+    note="the authors' code counts half a hit if one of two digits is correct; here both must be correct",
+)
+register_model(
+    "mazzia2021_smallnorb",
+    Mazzia2021(image=(2, 48, 48), classes=5, kernels=(7, 3, 3, 3), strides=(2, 1, 1, 2), norm="instance"),
+    n_parameters=151_664,
+    data="smallnorb-64",
+    augmentation="mazzia2021.smallnorb",
+    lr_schedule=Exponential(0.97, 24_300 // BATCH_SIZE, floor=0.1, staircase=True),
+    note="images are standardised one by one; the authors' code standardises each split by its own statistics",
 )

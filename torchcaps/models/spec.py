@@ -16,7 +16,7 @@ from torchcaps.models.heads import HeadName, default_head
 from torchcaps.models.network import Network
 from torchcaps.models.recipe import LossConfig, Recipe
 from torchcaps.nn.sizes import as_count
-from torchcaps.routing import EM, Quadratic, Routing, as_routing
+from torchcaps.routing import Quadratic, Routing, as_routing
 
 __all__ = ["CapsuleSpec", "Image", "ModelSpec", "Preset", "Streamed"]
 
@@ -183,7 +183,7 @@ class CapsuleSpec(ModelSpec):
     def needs_activations(self) -> bool:
         """Whether the routing reads the activations of its children, so that primary capsules must have them."""
         routing = self.effective_routing
-        return isinstance(routing, EM) or getattr(routing, "activations", False)
+        return routing.presence == "activation" or getattr(routing, "activations", False)
 
     def default_recipe(self) -> Recipe:
         """Return the training settings of the paper, with one ascent step per optimiser step for `Quadratic`."""
@@ -205,7 +205,7 @@ class CapsuleSpec(ModelSpec):
         Logits need a cross-entropy, binary for several objects. Activations get the spread loss of Hinton 2018 for one
         object per image. Other scores in 0..1 get the margin loss.
         """
-        if self.head == "linear":
+        if self.head in ("linear", "log_activation"):
             name = "cross_entropy" if n_objects == 1 else "binary"
         elif self.head == "activation" and n_objects == 1:
             name = "spread"

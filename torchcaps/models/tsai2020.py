@@ -13,7 +13,7 @@ from torchcaps.models.recipe import LossConfig, OptimizerConfig, Recipe
 from torchcaps.models.registry import register_model
 from torchcaps.models.schedules import Milestones
 from torchcaps.models.spec import CapsuleSpec, Image
-from torchcaps.routing import EM, Dynamic, InvertedAttention, Routing
+from torchcaps.routing import EM, Dynamic, Equilibrium, InvertedAttention, Routing
 
 __all__ = ["Tsai2020", "Tsai2020Diverse", "Tsai2020Dynamic", "Tsai2020EM"]
 
@@ -361,3 +361,7 @@ _register("diverse_matrix", Tsai2020Diverse(), "", 9_963_969, "diverse-multimnis
 _register("diverse_vector", Tsai2020Diverse(pose="vector"), "", 42_478_017, "diverse-multimnist")
 _register("diverse_matrix42m", Tsai2020Diverse(types=64), "42M", 41_593_281, "diverse-multimnist")
 _register("diverse_dynamic", Tsai2020Diverse(pose="vector", routing=Dynamic(2)), "", 42_477_568, "diverse-multimnist")
+# Own variant, future work of the paper: every layer routes to its fixed point. The spectral radius is above 0.9 at
+# first, so that plain iteration would need more than 60 steps.
+_EQUILIBRIUM = Equilibrium(InvertedAttention(), solver="anderson", max_steps=60)
+_register("equilibrium_cifar10", Tsai2020(routing=_EQUILIBRIUM), "", 561_297, "cifar10")

@@ -73,7 +73,9 @@ class CapsuleLayer(nn.Module, ABC):
         """
         if self.weight.is_meta:
             return
-        if self._init is None:
+        if not isinstance(self.weight, nn.Parameter):
+            self.weight.zero_()
+        elif self._init is None:
             self.routing.init_weight(self.weight, self.geometry)
         elif callable(self._init):
             self._init(self.weight)
@@ -184,6 +186,7 @@ class DenseCapsules(CapsuleLayer):
             may then vary between calls, unless the routing has coefficients for each child.
         pose: ``"vector"``: ``v = W p``. ``"matrix"``: poses are square matrices and ``V = P W``. An int: poses are
             matrices with that number of rows, which the transform preserves (Chen 2019).
+        poses: if False, the parents have activations only, and poses of zeros: there are no matrices.
         streamed: ``False`` stores the votes, ``True`` recomputes them in chunks, ``"auto"`` chooses by their size (see
             `torchcaps.votes.dispatch`).
         init: initial standard deviation of the matrices, or a function that fills them in place; default: as in the
@@ -209,6 +212,7 @@ class DenseCapsules(CapsuleLayer):
         routing: Routing | str,
         pose: Literal["vector", "matrix"] | int = "vector",
         shared: bool = False,
+        poses: bool = True,
         streamed: bool | Literal["auto"] = "auto",
         init: Init = None,
         device: torch.device | str | None = None,
@@ -222,6 +226,11 @@ class DenseCapsules(CapsuleLayer):
         geometry = Geometry(children, parents, parent_dim, rows, columns, children, child_dim, shared=shared)
         weight_size = (1 if shared else children, columns, parents, parent_dim // rows)
         super().__init__(as_routing(routing), geometry, weight_size, streamed, init, device, dtype)
+        if not poses:
+            if self.routing.presence != "activation":
+                raise ValueError(f"poses=False needs a routing with activations, got {self.routing}")
+            del self.weight
+            self.register_buffer("weight", torch.zeros(weight_size, device=device, dtype=dtype), persistent=False)
         by_child = any("I" in coefficient.axes for coefficient in self.routing.coefficients(geometry).values())
         self._any_number = shared and not by_child
 

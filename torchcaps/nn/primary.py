@@ -37,6 +37,8 @@ class PrimaryCapsules(nn.Module):
         activations: also compute an activation per capsule by a second convolution and a sigmoid (Hinton 2018).
         depthwise: convolve each channel with one kernel of its own (Mazzia 2021): a capsule then reads ``dim``
             channels only, and ``in_channels`` must be ``types * dim``.
+        norm: batch normalisation of poses and activations, after which these have no bias of their own: of each channel
+            of the poses (``"channel"``, Hahn 2019), or of all elements of a type together (``"type"``, Ribeiro 2020).
         device, dtype: of the parameters, as in `torch.nn.Conv2d`.
 
     Shapes:
@@ -62,6 +64,7 @@ class PrimaryCapsules(nn.Module):
         scale: float = 1.0,
         activations: bool = False,
         depthwise: bool = False,
+        norm: Literal["none", "channel", "type"] = "none",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -86,7 +89,16 @@ class PrimaryCapsules(nn.Module):
             self.pose = DepthwiseConvolution(in_channels, **window, bias=bias, **options)
         else:
             self.pose = Convolution(in_channels, types * dim, **window, bias=bias, **options)
-        self.activity = nn.Conv2d(in_channels, types, **window, **options) if activations else None
+        if norm not in ("none", "channel", "type"):
+            raise ValueError(f"norm must be 'none', 'channel' or 'type', got {norm!r}")
+        self.activity = nn.Conv2d(in_channels, types, **window, bias=norm == "none", **options) if activations else None
+        self.norm = norm
+        self.pose_norm = self.activity_norm = None
+        if norm != "none":
+            self.pose_norm = (
+                nn.BatchNorm2d(types * dim, **options) if norm == "channel" else nn.BatchNorm3d(types, **options)
+            )
+            self.activity_norm = nn.BatchNorm2d(types, **options) if activations else None
         self.activation = make_activation(activation, types, dim, **options)
 
     def forward(self, features: Tensor) -> Capsules:
@@ -106,11 +118,20 @@ class PrimaryCapsules(nn.Module):
         if any((top, bottom, left, right)):
             features = F.pad(features, (left, right, top, bottom))
         channels = self.pose(features)
+        if self.pose_norm is not None:
+            if self.norm == "type":
+                channels = self.pose_norm(channels.unflatten(1, (self.types, self.dim))).flatten(1, 2)
+            else:
+                channels = self.pose_norm(channels)
         if self.relu:
             channels = channels.relu()
         # [B, types * dim, H', W'] -> [B, H', W', types, dim]: split the channel axis, then move both parts.
         pose = channels.unflatten(1, (self.types, self.dim)).permute(0, 3, 4, 1, 2)
-        activation = None if self.activity is None else self.activity(features).sigmoid().permute(0, 2, 3, 1)
+        activation = None
+        if self.activity is not None:
+            activity = self.activity(features)
+            activity = activity if self.activity_norm is None else self.activity_norm(activity)
+            activation = activity.sigmoid().permute(0, 2, 3, 1)
         return Capsules(self.activation(pose), activation)
 
     def _check(self, features: Tensor) -> None:

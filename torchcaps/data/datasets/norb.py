@@ -140,3 +140,4 @@ class SmallNORB(DataSpec):
 
 register_dataset("smallnorb", SmallNORB())
 register_dataset("smallnorb-left", SmallNORB(view="left"))
+register_dataset("smallnorb-64", SmallNORB(size=64))
