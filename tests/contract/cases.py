@@ -174,13 +174,17 @@ PAIR_CASES = [case for case in make_cases(PAIRS) if not case.unsupported]
 SMALL_CASES = make_cases(DEFAULTS, SMALL)
 
 
-def over(cases: list[Case], n: int | None = None, **factors: dict[str, Any]) -> pytest.MarkDecorator:
+def over(
+    cases: list[Case], n: int | None = None, pairs: bool = True, seed: int = 0, **factors: dict[str, Any]
+) -> pytest.MarkDecorator:
     """Parametrize a test by ``case`` and further arguments.
 
     Args:
         cases: the cases.
         n: size of the sample of the product. The sample contains each routing variant with each combination of factors,
             and each algorithm with each geometry and pose, even if these are more than ``n``. Default: the product.
+        pairs: False for expensive tests: the sample contains each variant and each factor once, not their combinations.
+        seed: seed of the sample.
         factors: for each further argument of the test its values, by name.
     """
     product = list(itertools.product(cases, *(values.items() for values in factors.values())))
@@ -189,7 +193,9 @@ def over(cases: list[Case], n: int | None = None, **factors: dict[str, Any]) -> 
             lambda row: (row[0].name, *(name for name, _ in row[1:])),
             lambda row: (row[0].name.partition("[")[0], row[0].geometry, row[0].pose),
         ]
-        product = covering_sample(product, n, keys)
+        if not pairs:
+            keys = [lambda row: row[0].name, lambda row: (row[0].geometry, *(name for name, _ in row[1:]))]
+        product = covering_sample(product, n, keys, seed)
     rows = [(case, *(value for _, value in options)) for case, *options in product]
     ids = ["-".join([case.id, *(name for name, _ in options)]) for case, *options in product]
     return pytest.mark.parametrize(("case", *factors), rows, ids=ids)
