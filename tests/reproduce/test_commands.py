@@ -50,6 +50,7 @@ def test_papers_and_items_are_listed(capsys: pytest.CaptureFixture[str]) -> None
     ("words", "named"),
     [
         ("sabour2018 table1", ("'sabour2018'", "sabour2017")),
+        ("staus", ("'staus'", "status")),
         ("sabour2017 table7", ("'table7'", "table1", "fig3")),
         ("sabour2017 table1 --rows LSTM", ("'LSTM'", "1 'Baseline CNN'")),
         ("sabour2017 table1 --columns SVHN", ("'SVHN'", "1 'MNIST'; 2 'MultiMNIST'")),
@@ -66,6 +67,12 @@ def test_papers_and_items_are_listed(capsys: pytest.CaptureFixture[str]) -> None
 def test_invalid_arguments_are_named(capsys: pytest.CaptureFixture[str], words: str, named: tuple[str, ...]) -> None:
     line = rejected(capsys, *words.split())
     assert [name for name in named if name not in line] == []
+
+
+def test_a_file_instead_of_a_directory_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "results").touch()
+    line = rejected(capsys, "sabour2017", "table1", *directories(tmp_path))
+    assert f"--results must be a directory, got the file {tmp_path / 'results'}" in line
 
 
 def test_a_report_into_a_missing_directory_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,7 +96,7 @@ def test_missing_data_is_reported_with_the_command_that_gets_it(
     assert f"torchcaps data get mnist --data-dir {tmp_path / 'data'}" in line
     # Parameter counts and timing need no data.
     main(["reproduce", "choi2019", "cost", "--scale", "cpu", "--plan", *directories(tmp_path), *data])
-    assert "2 measurements" in capsys.readouterr().out
+    assert "4 measurements" in capsys.readouterr().out  # two data sets, two seeds
 
 
 def test_plan_prints_and_runs_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

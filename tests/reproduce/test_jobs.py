@@ -19,6 +19,7 @@ from submitit.core.utils import JobPaths
 from tests.cli.commands import usage_error
 from tests.reproduce.items import smoke_store
 from tests.sampling import sample
+from torchcaps.cli import execution
 from torchcaps.cli.main import main
 from torchcaps.reproduce import executors, jobs
 from torchcaps.reproduce.executors import JobOptions, RecordJob, create_executor
@@ -276,7 +277,9 @@ def test_threads_per_job(options: JobOptions, threads: int | None) -> None:
 def test_missing_commands_and_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ("reproduce", "chen2019", "multi", "--results", str(tmp_path / "r"), "--work", str(tmp_path / "w"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "sbatch" in usage_error(*words, "--executor", "slurm")
+    with monkeypatch.context() as patch:
+        patch.setattr(execution, "make_plan", None)  # known before the plan, which takes a minute for the queue
+        assert "sbatch" in usage_error(*words, "--executor", "slurm")
     monkeypatch.setitem(sys.modules, "submitit", None)
     assert "pip install 'torchcaps[cluster]'" in usage_error(*words, "--executor", "local")
 

@@ -78,6 +78,16 @@ def test_a_failed_job_is_reported_until_it_runs_again(interrupted: RecordStore) 
     assert record_status(KEY, interrupted).state is RecordState.WAITING
 
 
+def test_a_damaged_record_has_failed(interrupted: RecordStore) -> None:
+    """It is not waiting: 'torchcaps reproduce' rejects it until it is removed."""
+    interrupted.skip_unreadable = True
+    path = interrupted.path(KEY)
+    path.write_text("{")
+    status = record_status(KEY, interrupted)
+    assert status.state is RecordState.FAILED
+    assert str(path) in status.detail
+
+
 def test_nothing_is_waiting_without_progress_or_reason(tmp_path: Path) -> None:
     for source in (RUN, Measurement("m", lambda context: {})):
         status = record_status(RecordKey(source, 0), smoke_store(tmp_path))

@@ -13,7 +13,7 @@ from rich.markdown import Markdown
 
 from torchcaps._core.files import reason_of, staging_directory
 from torchcaps.cli.parser import Parser
-from torchcaps.reproduce.executors import EXECUTORS, ExecutorName, JobOptions
+from torchcaps.reproduce.executors import EXECUTORS, ExecutorName, JobOptions, check_executor
 from torchcaps.reproduce.jobs import execute_jobs
 from torchcaps.reproduce.planner import Task, TaskPlan, TaskState, make_plan, missing_datasets
 from torchcaps.reproduce.render import render_item, write_item
@@ -143,6 +143,8 @@ def check_writable(parser: Parser, options: Any) -> None:
     """Exit with an error if a directory can't be written, before anything is trained."""
     for name in ("results", "work"):
         directory = Path(options[name]).expanduser()
+        if directory.exists() and not directory.is_dir():
+            parser.error(f"--{name} must be a directory, got the file {directory}")
         try:
             with staging_directory(directory) as own:
                 (own / "probe").touch()
@@ -162,6 +164,8 @@ def run_work(work: list[WorkItem], store: RecordStore, options: Any) -> None:
     settings = {"num_threads": options.num_threads, "data_dir": _absolute(options.data_dir)}
     settings = {name: value for name, value in settings.items() if value is not None}
     jobs: JobOptions | None = options.job_options
+    if jobs is not None and not options.plan:
+        check_executor(jobs.executor)
     plans = []
     for entry in work:
         paper, item = entry.paper, entry.item

@@ -4,6 +4,7 @@ import shlex
 import sys
 from pathlib import Path
 
+from torchcaps._core.registry import check_name
 from torchcaps.cli.console import print_table, start_table
 from torchcaps.cli.execution import (
     SCALE_HELP,
@@ -61,8 +62,10 @@ def reproduce_command(words: list[str]) -> None:
         SUBCOMMANDS[words[0]](words[1:])
         return
     parser = Parser(prog="torchcaps reproduce", description=REPRODUCE_DESCRIPTION, examples=REPRODUCE_EXAMPLES)
-    papers = ", ".join(paper.name for paper in list_papers())
-    parser.add_argument("paper", nargs="?", help=f"Name of a paper ({papers}); without it the papers are listed")
+    papers = [paper.name for paper in list_papers()]
+    parser.add_argument(
+        "paper", nargs="?", help=f"Name of a paper ({', '.join(papers)}); without it the papers are listed"
+    )
     parser.add_argument("item", nargs="?", help="Table or figure of the paper, or 'all'; without it they are listed")
     add_store_flags(parser, scale="smoke")
     defaults = ", ".join(f"{n} at {scale}" for scale, n in DEFAULT_SEEDS.items())
@@ -83,7 +86,7 @@ def reproduce_command(words: list[str]) -> None:
             parser.error("--rows and --columns take all arguments up to the next flag: name the paper and item first")
         _list_papers()
         return
-    paper = find_paper(options.paper)
+    paper = find_paper(check_name(options.paper, (*papers, *SUBCOMMANDS), "paper or command"))
     if options.item is None:
         _list_items(paper)
         return

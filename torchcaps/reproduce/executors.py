@@ -19,7 +19,15 @@ from torchcaps.reproduce.scales import Scale
 from torchcaps.reproduce.store import RecordKey, RecordStore
 from torchcaps.training.errors import RunError, RunInterrupted
 
-__all__ = ["EXECUTORS", "ExecutorName", "JobOptions", "RecordJob", "create_executor", "prepare_process"]
+__all__ = [
+    "EXECUTORS",
+    "ExecutorName",
+    "JobOptions",
+    "RecordJob",
+    "check_executor",
+    "create_executor",
+    "prepare_process",
+]
 
 ExecutorName = Literal["local", "slurm"]
 EXECUTORS: tuple[ExecutorName, ...] = ("local", "slurm")
@@ -144,28 +152,35 @@ def _raise_interrupted(number: int, _frame: FrameType | None) -> NoReturn:
     raise RunInterrupted("stopped before the first step or during a measurement", number)
 
 
-def create_executor(options: JobOptions, folder: Path) -> Any:
-    """Return the `submitit` executor.
-
-    Args:
-        options: its settings.
-        folder: directory for logs and pickled jobs; on Slurm, on a file system that all nodes share.
+def check_executor(name: ExecutorName) -> Any:
+    """Return the module `submitit` if an executor can be used on this machine.
 
     Raises:
         MissingExtraError: submitit is not installed.
         ValueError: Slurm's commands are not found.
     """
-    submitit = import_optional("submitit", f"--executor {options.executor}")
-    if options.executor == "local":
-        executor = submitit.LocalExecutor(folder)
-        executor.update_parameters(timeout_min=LOCAL_TIMEOUT_MIN, stderr_to_stdout=True)
-        return executor
-    for command in ("sbatch", "srun"):
+    submitit = import_optional("submitit", f"--executor {name}")
+    for command in ("sbatch", "srun") if name == "slurm" else ():
         if shutil.which(command) is None:
             raise ValueError(
                 f"--executor slurm needs Slurm's command {command}, which was not found: run this on a login node of "
                 "the cluster, or use --executor local"
             )
+    return submitit
+
+
+def create_executor(options: JobOptions, folder: Path) -> Any:
+    """Return the `submitit` executor; see `check_executor` for errors.
+
+    Args:
+        options: its settings.
+        folder: directory for logs and pickled jobs; on Slurm, on a file system that all nodes share.
+    """
+    submitit = check_executor(options.executor)
+    if options.executor == "local":
+        executor = submitit.LocalExecutor(folder)
+        executor.update_parameters(timeout_min=LOCAL_TIMEOUT_MIN, stderr_to_stdout=True)
+        return executor
     executor = submitit.SlurmExecutor(folder, max_num_timeout=1_000)  # time limits are not failures: jobs resume
     limits = {
         "partition": options.partition,

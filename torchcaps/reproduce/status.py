@@ -153,6 +153,8 @@ def record_status(
     if is_running:
         left = None if progress is None else progress.seconds_left(time.time() if now is None else now)
         return RecordStatus(key, RecordState.RUNNING, progress, left)
+    if (problem := store.problems.get(str(store.path(key)))) is not None:
+        return RecordStatus(key, RecordState.FAILED, progress, detail=problem)
     if (reason := FailureNote.of(key, store).read()) is not None:
         return RecordStatus(key, RecordState.FAILED, progress, detail=reason)
     missing = missing_datasets(key.source, store.scale, data_dir)
