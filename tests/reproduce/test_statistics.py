@@ -175,6 +175,30 @@ def test_measurements_pool_their_variance_only_in_a_variance_group(tmp_path: Pat
     assert (c.low, c.high) == (0, 1)
 
 
+@pytest.mark.parametrize(
+    ("unit", "numbers", "limits"),
+    [
+        ("cosine", (-0.9, 0.9), (-1, 1)),
+        ("% of images", (5.0, 95.0), (0, 100)),
+        ("ratio", (0.1, 0.9), (0, 1)),
+        ("seconds", (1.0, 9.0), (0, None)),
+        ("test minus training, points", (-1.0, 9.0), (None, None)),
+    ],
+)
+def test_intervals_contain_possible_numbers_only(
+    tmp_path: Path, unit: str, numbers: tuple[float, float], limits: tuple[float | None, float | None]
+) -> None:
+    store = cpu_store(tmp_path)
+    for seed, number in enumerate(numbers):
+        store.write_measurement(RecordKey(measurement("a"), seed), {"number": number}, 1.0)
+    rows = (TableRow("a", {"x": Cell(None, measurement("a"), "number")}),)
+    (estimate,) = estimates(Results(Item("t", "Table", "A table.", {"x": unit}, rows), store))
+    half_width = 12.706 * (numbers[1] - numbers[0]) / 2
+    free = estimate.mean - half_width, estimate.mean + half_width
+    expected = [bound if limit is None else limit for bound, limit in zip(free, limits, strict=True)]
+    assert [estimate.low, estimate.high] == pytest.approx(expected, rel=1e-4)
+
+
 def test_a_variance_known_for_one_run_is_used_for_both(tmp_path: Path) -> None:
     """Errors of 2 % with three seeds (1.9, 2.0, 2.1) and of 1 % with one seed."""
     store, runs = smoke_store(tmp_path), make_runs("ab")

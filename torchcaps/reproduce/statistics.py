@@ -26,7 +26,21 @@ __all__ = [
 ]
 
 FRACTIONS = ("error", "accuracy")  # metrics of a run that are fractions of the test images
-SIGNED_UNITS = (None, "", "%")  # units of columns whose numbers may be negative
+PERCENTAGES = (
+    "% of images",
+    "% of training images",
+    "% of coefficients",
+    "error, %",
+    "intersection over union, %",
+    "classes with a direction for it, %",
+    "of all responses of that direction, %",
+)
+LIMITS = {  # smallest and largest possible number, by the unit of a column; those of other units are not negative
+    **dict.fromkeys((None, "", "%", "test minus training, points"), (-math.inf, math.inf)),
+    **dict.fromkeys(PERCENTAGES, (0.0, 100.0)),
+    "ratio": (0.0, 1.0),
+    "cosine": (-1.0, 1.0),
+}
 
 
 @dataclass(frozen=True)
@@ -100,9 +114,7 @@ class Results:
         if not numbers:
             return Estimate(math.nan, math.nan, math.nan, None, 0, diverged) if diverged else None
         unit = self.item.columns.get(self._location(cell)[1])
-        limits = (0.0, 100.0) if images else (0.0, 1.0) if unit == "ratio" else (0.0, math.inf)
-        if unit in SIGNED_UNITS and not images:
-            limits = (-math.inf, math.inf)
+        limits = (0.0, 100.0) if images else LIMITS.get(unit, (0.0, math.inf))
         estimate = _estimate(numbers, images, max(half_widths), diverged, self._seed_variance(cell), limits)
         seed_independent = isinstance(cell.source, Measurement) and cell.source.seed_independent
         return dataclasses.replace(estimate, seed_independent=seed_independent)
