@@ -39,7 +39,7 @@ QUEUE = (
     QueueEntry("chen2019", "table2", columns=("MNIST", "CIFAR-10")),
     QueueEntry("yang2021", "table2", columns=("MNIST", "Fashion-MNIST", "CIFAR-10")),
     QueueEntry("choi2019", "table1", rows=("CapsuleNet", "AR CapsNet"), columns=("C10", "C10+")),
-    QueueEntry("choi2019", "table2", rows=("L = 0,", "L = 4,"), columns=("C10", "C10+")),
+    QueueEntry("choi2019", "table2", rows=("L = 0", "L = 4"), columns=("C10", "C10+")),
     QueueEntry("sabour2017", "sec7", rows=("CIFAR-10, one model", "without none-of-the-above")),
     QueueEntry("sabour2017", "figa2"),
     # If time allows: six networks in addition to one of those above.
