@@ -14,6 +14,7 @@ def test_machine_has_processor_threads_and_versions() -> None:
     assert machine["threads"] == torch.get_num_threads()
     assert machine["torch"] == torch.__version__
     assert isinstance(machine["cpu"], str)
+    assert machine["vectors"] == torch.backends.cpu.get_cpu_capability()
 
 
 def test_header_has_command_and_utc_time(monkeypatch: pytest.MonkeyPatch) -> None:

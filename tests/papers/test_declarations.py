@@ -1,5 +1,6 @@
 """Runs that the rows of the papers' tables declare."""
 
+import re
 from typing import Any
 
 import pytest
@@ -7,8 +8,9 @@ import torch
 
 from torchcaps.data.registry import find_spec
 from torchcaps.papers import find_paper, list_papers
+from torchcaps.papers.measures.cost import epoch_seconds, routing_seconds, step_seconds
 from torchcaps.reproduce.scales import Scale, run_spec
-from torchcaps.reproduce.schema import Run
+from torchcaps.reproduce.schema import Measurement, Run
 from torchcaps.routing import EM, Dynamic, InvertedAttention, Quadratic
 from torchcaps.training.setup import build_network
 
@@ -234,6 +236,23 @@ def test_tsai2020_dynamic_routing_for_overlapping_digits() -> None:
             spec = run_spec(source_of("tsai2020", "fig5", row, column), "cpu")
             found = spec.model_spec().head, spec.recipe.loss.name  # type: ignore[attr-defined]
             assert found == (head, loss), (row, column)
+
+
+def test_claims_about_times_compare_ratios_of_several_sessions() -> None:
+    """Times of one session differ from those of the next by a factor of two, on the same machine."""
+    timed = {epoch_seconds, routing_seconds, step_seconds}
+    compared = 0
+    claims = [(item, claim) for paper in list_papers() for item in paper.items for claim in item.claims]
+    for item, claim in claims:
+        cells = [item.cell(*location) for location in (claim.better, claim.worse)]
+        sources = [cell.source for cell in cells if isinstance(cell.source, Measurement)]
+        if not any(source.function in timed for source in sources):
+            continue
+        compared += 1
+        assert sources[0] == sources[1]
+        assert not sources[0].seed_independent
+        assert all(re.search("ratio|fraction|reference|saved", cell.metric) for cell in cells), claim.text
+    assert compared > 0
 
 
 def narrow_linear_heads() -> dict[str, Any]:

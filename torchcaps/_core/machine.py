@@ -23,7 +23,10 @@ def available_cores() -> int:
 
 
 def describe_machine(processes: int = 1, device: str = "cpu") -> dict[str, Any]:
-    """Return the processor, core and thread counts and library versions that a duration depends on."""
+    """Return the processor, its vector instructions, core and thread counts and library versions.
+
+    Durations depend on them, and the last digits of results.
+    """
     cpu = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
@@ -31,6 +34,7 @@ def describe_machine(processes: int = 1, device: str = "cpu") -> dict[str, Any]:
         cpu = names[0] if names else cpu
     return {
         "cpu": cpu,
+        "vectors": torch.backends.cpu.get_cpu_capability(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "processes": processes,

@@ -13,7 +13,7 @@ from torchcaps.papers.chen2019.runs import (
     FC,
     FC_PLAIN,
 )
-from torchcaps.papers.measures.cost import parameters_per_layer, step_seconds
+from torchcaps.papers.measures.cost import SESSIONS, parameters_per_layer, step_seconds
 from torchcaps.reproduce.schema import Cell, Claim, Item, Measurement, ParameterCount, Published, TableRow
 
 __all__ = ["COST", "MULTI", "TABLE_2"]
@@ -174,7 +174,6 @@ SECONDS = Measurement(
     step_seconds,
     options={"models": _TIMED, "batch_size": 100},
     smoke={"batch_size": 8, "repeats": 1},
-    seed_independent=True,
     estimated_seconds=60,
 )
 COST = Item(
@@ -193,14 +192,8 @@ COST = Item(
             {
                 "training": Cell(None, SECONDS, f"{label} training"),
                 "inference": Cell(None, SECONDS, f"{label} inference"),
-                **(
-                    {}
-                    if label == "CapsNets**"
-                    else {
-                        "saved in training": Cell(None, SECONDS, f"{label} training_saved"),
-                        "saved in inference": Cell(None, SECONDS, f"{label} inference_saved"),
-                    }
-                ),
+                "saved in training": Cell(None, SECONDS, f"{label} training_saved"),
+                "saved in inference": Cell(None, SECONDS, f"{label} inference_saved"),
             },
         )
         for label in _TIMED
@@ -208,8 +201,9 @@ COST = Item(
     claims=tuple(
         Claim(
             f"without a routing loop {activity} takes less time (FC)",
-            ("FC G-CapsNets", activity),
-            ("CapsNets**", activity),
+            ("FC G-CapsNets", f"saved in {activity}"),
+            ("CapsNets**", f"saved in {activity}"),
+            lower_is_better=False,
             convergence="not applicable",
             convergence_reason="the time of a step does not depend on the steps before it",
         )
@@ -220,5 +214,6 @@ COST = Item(
         "of 100 images, in turns; the fastest of six; CPU time if measured with one thread.",
         "Our dynamic routing is about 30 times as fast as a naive implementation, so there is less to save than in the "
         "paper's.",
+        SESSIONS,
     ),
 )

@@ -1,6 +1,6 @@
 """Tables 1 and 2 and section 4.1: accuracy, depth and cost of AR CapsNet and CapsNet."""
 
-from torchcaps.papers.measures.cost import epoch_seconds
+from torchcaps.papers.measures.cost import SESSIONS, epoch_seconds
 from torchcaps.papers.measures.training import measure_ensemble
 from torchcaps.papers.sabour2017.routing import SEVEN as SABOUR_SEVEN
 from torchcaps.reproduce.scales import CPU_CIFAR, CPU_DIGITS, LONG_CIFAR, LONG_DIGITS, NARROW_CAPSNET
@@ -189,7 +189,6 @@ TIMES = Measurement(
     epoch_seconds,
     options={"models": {"AR CapsNet": "choi2019_mnist", "CapsuleNet": "sabour2017_mnist"}},
     smoke={"batch_size": 8, "repeats": 1},
-    seed_independent=True,
 )
 TIMES_CIFAR = Measurement(
     "choi2019-cost-cifar10",
@@ -200,7 +199,6 @@ TIMES_CIFAR = Measurement(
         "images_per_epoch": 50_000,
     },
     smoke={"batch_size": 8, "repeats": 1},
-    seed_independent=True,
 )
 COST = Item(
     "cost",
@@ -223,6 +221,7 @@ COST = Item(
                 "epoch": Cell(199.5, TIMES, "CapsuleNet"),
                 "ratio": Cell(5.36, TIMES, "ratio"),
                 "epoch, CIFAR-10": Cell(None, TIMES_CIFAR, "CapsuleNet"),
+                "fraction, CIFAR-10": Cell(None, TIMES_CIFAR, "reference"),
             },
         ),
         TableRow(
@@ -237,6 +236,7 @@ COST = Item(
                 ),
                 "CIFAR-10": Cell(9.6e6, ParameterCount(C10)),
                 "epoch": Cell(37.2, TIMES, "AR CapsNet"),
+                "ratio": Cell(None, TIMES, "reference"),
                 "epoch, CIFAR-10": Cell(None, TIMES_CIFAR, "AR CapsNet"),
                 "fraction, CIFAR-10": Cell(0.35, TIMES_CIFAR, "fraction"),
             },
@@ -245,15 +245,15 @@ COST = Item(
     claims=(
         Claim(
             "AR CapsNet trains faster on MNIST (by which factor is not judged)",
-            ("AR CapsNet", "epoch"),
-            ("CapsuleNet", "epoch"),
+            ("AR CapsNet", "ratio"),
+            ("CapsuleNet", "ratio"),
             convergence="not applicable",
             convergence_reason=STEP_TIME,
         ),
         Claim(
             "AR CapsNet trains faster on CIFAR-10 (by which factor is not judged)",
-            ("AR CapsNet", "epoch, CIFAR-10"),
-            ("CapsuleNet", "epoch, CIFAR-10"),
+            ("AR CapsNet", "fraction, CIFAR-10"),
+            ("CapsuleNet", "fraction, CIFAR-10"),
             convergence="not applicable",
             convergence_reason=STEP_TIME,
         ),
@@ -263,5 +263,6 @@ COST = Item(
         "the ratio is comparable, and our dynamic routing is about 30 times as fast as a naive implementation. The "
         "published factors (5.36 on MNIST, 0.35 of the time on CIFAR-10) depend on both implementations, so "
         "only the sign of the difference is judged.",
+        SESSIONS,
     ),
 )

@@ -24,6 +24,7 @@ from torchcaps.reproduce.store import MeasurementCheckpoint
 from torchcaps.routing import EM, Dynamic, InvertedAttention, Quadratic
 
 __all__ = [
+    "SESSIONS",
     "draw_iteration_cost",
     "epoch_seconds",
     "iteration_cost",
@@ -34,26 +35,43 @@ __all__ = [
     "step_seconds",
 ]
 
+SESSIONS = (  # a note on items that compare times
+    "A seed is a repetition of the whole measurement at another time. Times differ between them by a factor of up to "
+    "two, with the machine and with what else runs on it; ratios of times, measured in turns, differ less and are "
+    "compared."
+)
 ROUTINGS = {"dynamic": Dynamic, "em": EM, "inverted": InvertedAttention}
 ROUTING_NAMES = {"dynamic": "dynamic", "em": "EM", "inverted": "inverted attention"}
 
 
 @dataclasses.dataclass(frozen=True)
 class _Duration:
-    """Durations of one function, in seconds.
+    """Durations of one function.
 
     Args:
-        minimum: the shortest: noise of the machine only adds time.
-        half_width: half-width of the 95 % interval of the mean over the repetitions (Student's t), which stands for the
-            uncertainty of the minimum; 0 for a single repetition.
+        repetitions: seconds of each repetition.
     """
 
-    minimum: float
-    half_width: float
+    repetitions: tuple[float, ...]
 
-    def result(self, name: str, factor: float) -> dict[str, float]:
-        """Return the duration as a result with its interval, in another unit."""
-        return {name: factor * self.minimum, f"{name}_ci95": factor * self.half_width}
+    @property
+    def minimum(self) -> float:
+        """The shortest, in seconds: noise of the machine only adds time."""
+        return min(self.repetitions)
+
+    @property
+    def half_width(self) -> float:
+        """Half-width of the 95 % interval of the mean over the repetitions (Student's t), 0 for a single one.
+
+        It stands for the uncertainty of the minimum, and is larger than that.
+        """
+        n = len(self.repetitions)
+        return student_quantile(n - 1) * statistics.stdev(self.repetitions) / math.sqrt(n) if n > 1 else 0.0
+
+    def result(self, name: str, factor: float) -> dict[str, Any]:
+        """Return the duration as a result with its interval, in another unit, and the seconds of each repetition."""
+        numbers = {name: factor * self.minimum, f"{name}_ci95": factor * self.half_width}
+        return {**numbers, f"{name}_repetitions": list(self.repetitions)}
 
 
 def _durations(
@@ -61,7 +79,9 @@ def _durations(
 ) -> dict[str, _Duration]:
     """Return the duration of each function; they are called in turns, and the first turn is a warm-up.
 
-    With one thread this is CPU time: that of an idle core, without the time in which other processes ran.
+    With one thread this is CPU time, without the time in which other processes ran. Other processes still slow it down
+    by a factor of up to two, through caches and memory, and not all functions alike: only ratios within one call are
+    compared, and a claim needs several calls, one per seed, at different times.
     """
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     seconds: dict[str, list[float]] = {name: [] for name in functions}
@@ -71,13 +91,7 @@ def _durations(
             function()
             seconds[name].append(clock() - start)
             progress()
-    durations = {}
-    for name, (_, *repeated) in seconds.items():
-        half_width = 0.0
-        if len(repeated) > 1:
-            half_width = student_quantile(len(repeated) - 1) * statistics.stdev(repeated) / math.sqrt(len(repeated))
-        durations[name] = _Duration(min(seconds[name]), half_width)
-    return durations
+    return {name: _Duration(tuple(repetitions)) for name, (_, *repetitions) in seconds.items()}
 
 
 def smoke_options(context: MeasurementContext, model: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -90,14 +104,15 @@ def epoch_seconds(
     models: Mapping[str, str],
     images_per_epoch: int = 60_000,
     batch_size: int = 100,
-    repeats: int = 3,
+    repeats: int = 5,
     model_options: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Measure the duration of an epoch of the paper's models: the fastest of a few training steps, extrapolated.
 
     Args:
         context: context of the measurement.
-        models: model names by label; ``ratio`` is the time of the last relative to the first, ``fraction`` its inverse.
+        models: model names by label; ``ratio`` is the time of the last relative to the first, ``fraction`` its inverse,
+            and ``reference`` is 1, with which both are compared.
         images_per_epoch: size of the training set.
         batch_size: images per step.
         repeats: number of timed steps per model.
@@ -110,7 +125,8 @@ def epoch_seconds(
     steps = {label: training_step(network, batch_size) for label, network in networks.items()}
     durations = _durations(steps, repeats, context.progress)
     first, last = (durations[label].minimum for label in (next(iter(models)), list(models)[-1]))
-    results: dict[str, Any] = {"ratio": last / first, "fraction": first / last, "threads": torch.get_num_threads()}
+    results: dict[str, Any] = {"ratio": last / first, "fraction": first / last, "reference": 1.0}
+    results["threads"] = torch.get_num_threads()
     for label, duration in durations.items():
         results |= duration.result(label, images_per_epoch / batch_size)
     return results
@@ -135,8 +151,7 @@ def routing_seconds(
     results: dict[str, Any] = {"threads": torch.get_num_threads()}
     for label, duration in durations.items():
         results |= duration.result(label, 100)
-        if label != "dynamic":
-            results[f"{label}_saved"] = 100 * (1 - duration.minimum / durations["dynamic"].minimum)
+        results[f"{label}_saved"] = 100 * (1 - duration.minimum / durations["dynamic"].minimum)
     return results
 
 
@@ -163,8 +178,7 @@ def step_seconds(
     for name, duration in durations.items():
         label, _, activity = name.rpartition(" ")
         results |= duration.result(name, 100 if activity == "training" else 1_000)
-        if label != first:
-            results[f"{name}_saved"] = 100 * (1 - duration.minimum / durations[f"{first} {activity}"].minimum)
+        results[f"{name}_saved"] = 100 * (1 - duration.minimum / durations[f"{first} {activity}"].minimum)
     return results
 
 
