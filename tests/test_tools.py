@@ -1,5 +1,6 @@
 """Set-up and tools of the repository."""
 
+import dataclasses
 import importlib.util
 import os
 import shutil
@@ -12,6 +13,7 @@ from types import ModuleType
 import pytest
 
 import torchcaps
+from torchcaps.training import RunSpec, train
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -127,3 +129,17 @@ def test_mutations_are_current() -> None:
         if not (ROOT / file).is_file() or f"def {function}" not in (ROOT / file).read_text():
             missing.append(node)
     assert missing == []
+
+
+def test_pretrained_weights_of_a_run(tmp_path: Path) -> None:
+    """The tool writes weights and a card with data, accuracy and command."""
+    model = torchcaps.create_model("mazzia2021_mnist")
+    recipe = dataclasses.replace(model.recipe, data="digits", epochs=None, steps=1)
+    limits = {"max_train_images": 32, "max_test_images": 32, "num_threads": 1}
+    train(RunSpec(model.name, model.spec.smoke_changes(), recipe, **limits), tmp_path / "run", figures=False)
+    tool = load_module(ROOT / "tools" / "pretrained.py")
+    tool.main([str(tmp_path / "run"), "--command", "torchcaps train x", "--directory", str(tmp_path / "files")])
+    card = (tmp_path / "files" / "mazzia2021_mnist.md").read_text()
+    assert "torchcaps train x" in card
+    assert "32 test images" in card
+    assert (tmp_path / "files" / "mazzia2021_mnist.safetensors").is_file()

@@ -23,6 +23,7 @@ from torchcaps.models.heads import Output
 from torchcaps.models.hinton2018 import Hinton2018
 from torchcaps.models.mazzia2021 import Mazzia2021
 from torchcaps.models.network import CapsuleNetwork, ConvNetwork, Network
+from torchcaps.models.pretrained import list_pretrained, model_card
 from torchcaps.models.recipe import LossConfig, Objective, OptimizerConfig, Recipe
 from torchcaps.models.registry import MODELS, create_model, list_models, register_model
 from torchcaps.models.sabour2017 import Sabour2017
@@ -65,6 +66,8 @@ __all__ = [
     "Yang2021",
     "create_model",
     "list_models",
+    "list_pretrained",
+    "model_card",
     "register_model",
 ]
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from torchcaps._core.registry import Registry, import_instance, is_import_path
 from torchcaps._core.validation import check_field_names
 from torchcaps.models.network import Network
+from torchcaps.models.pretrained import load_pretrained
 from torchcaps.models.recipe import Recipe
 from torchcaps.models.spec import ModelSpec
 
@@ -107,11 +108,13 @@ def list_models(pattern: str | None = None) -> list[str]:
     return MODELS.list(pattern)
 
 
-def create_model(name: str, *, recipe: Recipe | None = None, **changes: Any) -> Network:
+def create_model(name: str, *, pretrained: bool = False, recipe: Recipe | None = None, **changes: Any) -> Network:
     """Build a model by its name.
 
     Args:
         name: one of `list_models`, or the import path of a `ModelSpec` of your own.
+        pretrained: load trained weights, which are part of the package (`torchcaps.models.list_pretrained`), and set
+            the model to evaluation mode.
         recipe: training settings of the model; by default those of its paper.
         changes: other values for any fields of the model's spec.
 
@@ -123,7 +126,11 @@ def create_model(name: str, *, recipe: Recipe | None = None, **changes: Any) -> 
     entry = find_model(name)
     check_field_names(type(entry.spec), changes, name, SYNONYMS)
     spec = dataclasses.replace(entry.spec, **changes)
-    return spec.build(name, entry.recipe(spec) if recipe is None else recipe)
+    model = spec.build(name, entry.recipe(spec) if recipe is None else recipe)
+    if pretrained:
+        load_pretrained(model)
+        model.eval()
+    return model
 
 
 def by_preset(paper: Any, official: Any) -> Callable[[ModelSpec], Any]:
