@@ -1,6 +1,8 @@
 """``torchcaps list``, ``torchcaps show``, the help, and the installed command."""
 
 import json
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -159,6 +161,14 @@ def test_interrupt_exits_with_130(monkeypatch: pytest.MonkeyPatch, capsys: pytes
         main(["list"])
     assert stop.value.code == ExitCode.INTERRUPTED == 128 + 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_every_exit_code_is_documented() -> None:
+    rows = re.findall(r"^\| (\d[^|]*) \|", (ROOT / "docs/scaling.md").read_text(), re.MULTILINE)
+    documented = {int(code) for row in rows for code in re.findall(r"\d+", row)}
+    codes = {int(code) for code in ExitCode if code != ExitCode.SIGNAL}
+    codes |= {ExitCode.SIGNAL + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)}
+    assert codes - documented == set()
 
 
 def test_missing_cli_extra() -> None:
