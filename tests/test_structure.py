@@ -160,7 +160,8 @@ def python_blocks(document: str) -> list[str]:
 
 
 @pytest.mark.parametrize("index", range(len(python_blocks("README.md"))))
-def test_examples_of_the_readme_run(index: int) -> None:
+def test_examples_of_the_readme_run(index: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # an example trains
     exec(compile(python_blocks("README.md")[index], f"README.md, example {index}", "exec"), {})
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from torchcaps.data import create_dataset, list_datasets
     from torchcaps.models import create_model, list_models
     from torchcaps.routing import create_routing, list_routings, route
+    from torchcaps.training import fit, load_run
 
 __all__ = [
     "Capsules",
@@ -37,9 +38,11 @@ __all__ = [
     "create_model",
     "create_routing",
     "data",
+    "fit",
     "list_datasets",
     "list_models",
     "list_routings",
+    "load_run",
     "losses",
     "metrics",
     "models",
@@ -54,9 +57,11 @@ _MODULES = {
     "create_dataset": "data",
     "create_model": "models",
     "create_routing": "routing",
+    "fit": "training",
     "list_datasets": "data",
     "list_models": "models",
     "list_routings": "routing",
+    "load_run": "training",
     "route": "routing",
 }
 

@@ -102,6 +102,11 @@ class Loader:
         complete, rest = divmod(len(self.dataset), self.batch_size)
         return complete + (rest > self.rank and not self.drop_last)
 
+    @property
+    def batches_per_epoch(self) -> int:
+        """Number of batches per epoch, the last and smaller one included, over all processes."""
+        return -(-len(self.dataset) // self.batch_size)
+
     def indices(self, epoch: int, batch_index: int) -> Tensor:
         """Return the data set indices of this process's images in a batch, ``[B]``."""
         start = batch_index * self.batch_size

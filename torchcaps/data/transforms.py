@@ -71,6 +71,8 @@ class Transform:
 class ScalePixels(Transform):
     """Convert bytes to float32 and divide by ``scale``. A pipeline without it starts with ``ScalePixels(255)``.
 
+    Images that are floating-point numbers already are not divided.
+
     Args:
         scale: divisor; Chen 2019 uses 256.
     """
@@ -85,7 +87,7 @@ class ScalePixels(Transform):
 
     def __call__(self, images: Tensor, rng: CounterRNG) -> Tensor:
         """Transform images ``[B, C, H, W]``."""
-        return images.float().div_(self.scale)
+        return images.float() if images.is_floating_point() else images.float().div_(self.scale)
 
 
 def pixel_sum(images: Tensor) -> Tensor:

@@ -7,6 +7,7 @@
 
 from torchcaps.training.config import RunSpec
 from torchcaps.training.errors import CheckpointError, DivergenceError, RunError, RunInterrupted
+from torchcaps.training.fitting import FittedRun, fit
 from torchcaps.training.inference import TrainedRun, load_run
 from torchcaps.training.run import TrainResult, resume, train
 from torchcaps.training.state import StopReason
@@ -14,12 +15,14 @@ from torchcaps.training.state import StopReason
 __all__ = [
     "CheckpointError",
     "DivergenceError",
+    "FittedRun",
     "RunError",
     "RunInterrupted",
     "RunSpec",
     "StopReason",
     "TrainResult",
     "TrainedRun",
+    "fit",
     "load_run",
     "resume",
     "train",

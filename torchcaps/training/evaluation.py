@@ -13,6 +13,7 @@ from torchcaps._core.labels import as_multi_hot, split_labels
 from torchcaps._core.serialize import pack_bits
 from torchcaps._core.stats import wilson_interval
 from torchcaps.data import Batch, Loader
+from torchcaps.data.own import DataLoaderBatches
 from torchcaps.models import Network, Output
 from torchcaps.training.errors import CheckpointError
 
@@ -171,7 +172,7 @@ class RunningEvaluation:
 
 def evaluate(
     network: Network,
-    loader: Loader,
+    loader: Loader | DataLoaderBatches,
     loss: nn.Module,
     step: float = math.inf,
     reduce: Reducer | None = None,
@@ -192,10 +193,10 @@ def evaluate(
     running = RunningEvaluation(network, len(loader.dataset))
     try:
         with torch.no_grad():
-            for index, batch in enumerate(loader.epoch(0)):
+            for batch in loader.epoch(0):
                 output = network(batch.images, batch.labels)
                 value = float(batch_loss(loss, output, batch, step))
-                running.update(output.scores, batch.labels, value, loader.indices(0, index))
+                running.update(output.scores, batch.labels, value, batch.indices)
                 if progress is not None:
                     progress()
     finally:

@@ -12,6 +12,7 @@ from torchcaps._core.optional import import_optional
 from torchcaps._core.plotting import as_rgb, new_figure, overlay_two_colors, save_figure, style_axes
 from torchcaps.analysis.registry import ANALYSES, Subject, run_analysis
 from torchcaps.data import DataError, Loader
+from torchcaps.data.own import DataLoaderBatches
 from torchcaps.models import CapsuleNetwork, Network
 from torchcaps.training.evaluation import Evaluation
 from torchcaps.training.inference import Prediction
@@ -32,7 +33,7 @@ SPLIT_COLORS = {"train": "#9e9e9e", "val": "#1565c0", "test": "#ef6c00"}
 def draw_run(
     rows: list[dict[str, Any]],
     model: Network,
-    loader: Loader | None,
+    loader: Loader | DataLoaderBatches | None,
     result: Evaluation | None,
     directory: Path,
     name: str,

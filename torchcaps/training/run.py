@@ -17,6 +17,7 @@ from torchcaps._core.files import write_atomic
 from torchcaps._core.machine import describe_machine, record_header
 from torchcaps._core.optional import import_optional
 from torchcaps.data import Loader
+from torchcaps.data.own import DataLoaderBatches
 from torchcaps.models import Network
 from torchcaps.routing import Quadratic
 from torchcaps.training.checkpoint import check_model_size, read_checkpoint
@@ -84,6 +85,8 @@ def train(
     figures: bool = True,
     clock: Callable[[], float] = time.monotonic,
     download: bool = True,
+    data: RunData | None = None,
+    network: Network | None = None,
 ) -> TrainResult:
     """Train a model in a new run directory.
 
@@ -96,6 +99,8 @@ def train(
         figures: draw learning curves, reconstructions and the confusion matrix at the end.
         clock: returns seconds, for time limits.
         download: download missing data.
+        data: data sets; by default those that the settings name.
+        network: the model, trained in place from its current weights; by default one with new weights.
     """
     check_device(spec.device)
     if out is not None and process_rank() == 0:
@@ -103,9 +108,10 @@ def train(
             RunDirectory.create(out, "").release()  # reports an unusable directory before any data is loaded
         except RunError as error:
             raise ValueError(str(error)) from error
-    data = open_data(spec, download)
+    data = open_data(spec, download) if data is None else data
     spec = adapt_to_data(spec, data, fixed)
-    network = build_network(spec)
+    is_new = network is None
+    network = build_network(spec) if network is None else network
     check_n_objects(network, data)
     _check_settings(spec, network, data)
     console = console or ConsoleLogger(process_rank() == 0)
@@ -124,7 +130,10 @@ def train(
             directory.lock()
             directory.write_config(spec)
         console.print(f"run directory: {directory.path}")
-        return _finish(Trainer(spec, directory, engine, data, network, console, clock), figures)
+        trainer = Trainer(spec, directory, engine, data, network, console, clock)
+        if not is_new:
+            trainer.save()  # a resumed run can't make the initial weights again
+        return _finish(trainer, figures)
 
 
 def resume(
@@ -135,6 +144,8 @@ def resume(
     clock: Callable[[], float] = time.monotonic,
     trust_remote_code: bool = False,
     own_data_dir: bool = False,
+    data: RunData | None = None,
+    network: Network | None = None,
 ) -> TrainResult:
     """Continue a run from its newest intact checkpoint.
 
@@ -150,6 +161,8 @@ def resume(
         own_data_dir: ``data_dir`` is the user's choice, so missing data may be downloaded to it. By default, data is
             downloaded only if the directory is the user's own (see `torchcaps.data.storage.data_root`) or if ``change``
             has changed it.
+        data: as for `train`.
+        network: the model, whose weights are replaced; by default a new one.
     """
     with RunDirectory.open(path) as directory:
         if process_rank() == 0:
@@ -167,9 +180,9 @@ def resume(
                 check_model_size(checkpoint, spec)
             except CheckpointError as error:
                 raise CheckpointError(f"{directory.path}: {error}") from error
-        data = open_data(spec, download)
+        data = open_data(spec, download) if data is None else data
         adapt_to_data(spec, data, frozenset({"image", "classes", "n_objects"}))  # raises if the data has changed
-        network = build_network(spec)
+        network = build_network(spec) if network is None else network
         check_n_objects(network, data)
         _check_settings(spec, network, data)
         engine, console = Engine(spec), console or ConsoleLogger(process_rank() == 0)
@@ -203,7 +216,9 @@ def resume(
 
 
 def _short_name(name: str) -> str:
-    """Return the last component of a path or import path, for the name of a run directory."""
+    """Return the last component of a path or import path, for the name of a run directory; ``own`` for no name."""
+    if not name:
+        return "own"
     return Path(name).name if os.sep in name else name.rpartition(".")[2] or name
 
 
@@ -310,7 +325,7 @@ def _evaluate_test_set(trainer: Trainer) -> dict[str, Evaluation]:
     return {kind: results[kind] for kind in ("last", "ema", "best") if kind in results}
 
 
-def _evaluate(trainer: Trainer, loader: Loader) -> Evaluation:
+def _evaluate(trainer: Trainer, loader: Loader | DataLoaderBatches) -> Evaluation:
     """Evaluate on the test set; after a signal raise `RunInterrupted` with the command that repeats it."""
     try:
         return trainer.evaluate(loader)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torchcaps._core.random import permute_indices
 from torchcaps.data import DataError, Dataset, Folder, Loader, Pipeline, create_dataset, create_pipeline
+from torchcaps.data.own import DataLoaderBatches, DataLoaderImages
 from torchcaps.data.registry import find_spec, is_image_folder
 from torchcaps.models import Network, create_model
 from torchcaps.training.config import RunSpec
@@ -24,6 +25,7 @@ __all__ = [
     "limit_images",
     "open_data",
     "open_test_set",
+    "prepare_data",
     "training_labels",
 ]
 
@@ -80,13 +82,26 @@ def open_data(spec: RunSpec, download: bool = True) -> RunData:
     """
     recipe = spec.recipe
     train = _open_split(recipe.data, "train", spec.data_dir, spec.data_options, download)
+    val = None
+    if not recipe.val_fraction and "val" in _splits(recipe.data, spec):
+        val = _open_split(recipe.data, "val", spec.data_dir, spec.data_options, download)
+    return prepare_data(spec, train, val, open_test_set(spec, download))
+
+
+def prepare_data(spec: RunSpec, train: Dataset, val: Dataset | None, test: Dataset | None) -> RunData:
+    """Return the data of a run from its data sets: limit and split the training set, and fit the pipeline to it.
+
+    Args:
+        spec: settings of the run.
+        train: training set.
+        val: validation set; ``None`` splits it from the training set, if the recipe has a ``val_fraction``.
+        test: test set.
+    """
+    recipe = spec.recipe
     if spec.max_train_images is not None:
         train = limit_images(train, spec.max_train_images)
-    val = None
-    if recipe.val_fraction:
+    if val is None and recipe.val_fraction:
         train, val = _split(train, recipe.val_fraction, spec.seed)
-    elif "val" in _splits(recipe.data, spec):
-        val = _open_split(recipe.data, "val", spec.data_dir, spec.data_options, download)
     pipeline = create_pipeline(recipe.augmentation)
     try:
         pipeline.output_shape(train.shape)
@@ -97,7 +112,7 @@ def open_data(spec: RunSpec, download: bool = True) -> RunData:
         ) from error
     if not pipeline.is_fitted:
         pipeline = pipeline.fit(train)
-    return RunData(train, val, open_test_set(spec, download), pipeline)
+    return RunData(train, val, test, pipeline)
 
 
 def open_test_set(spec: RunSpec, download: bool = True) -> Dataset | None:
@@ -133,7 +148,10 @@ def limit_images(dataset: Dataset, max_images: int | None) -> Dataset:
 def _open_split(name: str, split: str, data_dir: str | None, options: dict[str, Any], download: bool) -> Dataset:
     """Return a split of a data set; raise an error that states the flag to use if there is none."""
     if not name:
-        raise ValueError("the model's recipe has no data set: choose one with --data (see 'torchcaps data list')")
+        raise ValueError(
+            "no data set is named, by the model's recipe or because the run was trained by torchcaps.fit on data of "
+            "your own: choose one with --data (see 'torchcaps data list')"
+        )
     if name == "folder" and data_dir is None:
         raise ValueError(
             "data 'folder' needs a directory of images with one subdirectory per class: torchcaps train ./my_images"
@@ -224,8 +242,8 @@ def training_labels(data: RunData) -> Tensor:
 
 def build_loader(
     dataset: Dataset, spec: RunSpec, pipeline: Pipeline, train: bool, worker: Worker | None = None
-) -> Loader:
-    """Return the loader of a data set.
+) -> Loader | DataLoaderBatches:
+    """Return the loader of a data set; for the images of a DataLoader its own batches.
 
     Args:
         dataset: the data set.
@@ -235,6 +253,10 @@ def build_loader(
         worker: the process, if several share each batch; default: one process on the CPU.
     """
     rank, world_size, device = (0, 1, "cpu") if worker is None else (worker.rank, worker.world_size, worker.device)
+    if isinstance(dataset, DataLoaderImages):
+        if world_size > 1:
+            raise ValueError(f"a DataLoader can be used by one process only, got {world_size}: pass its data set")
+        return DataLoaderBatches(dataset, pipeline, train, spec.seed, device)
     batch_size = min(spec.recipe.batch_size, len(dataset)) if train else spec.recipe.batch_size
     return Loader(
         dataset,

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from torchcaps._core.random import step_seed
 from torchcaps.data import Batch, Loader
+from torchcaps.data.own import DataLoaderBatches
 from torchcaps.models import Network
 from torchcaps.nn import image_dropout
 from torchcaps.routing import RoutingDivergence
@@ -66,7 +67,7 @@ class Trainer:
         self.data, self.network, self.console, self.clock = data, network, console, clock
         self.state, self.timer = TrainState(), Timer(clock)
         self.loader = build_loader(data.train, spec, data.pipeline, True, engine)
-        self.batches_per_epoch = -(-len(data.train) // self.loader.batch_size)
+        self.batches_per_epoch = self.loader.batches_per_epoch
         self.eval_interval = spec.eval_interval_steps or min(EVAL_INTERVAL_STEPS, self.batches_per_epoch)
         self.eval_split = "val" if data.val is not None else "test"
         eval_set = data.val if data.val is not None else data.test
@@ -131,7 +132,7 @@ class Trainer:
                 self._end_epoch()
         return state
 
-    def evaluate(self, loader: Loader) -> Evaluation:
+    def evaluate(self, loader: Loader | DataLoaderBatches) -> Evaluation:
         """Evaluate the current weights, on all processes together."""
         # Not through the DDP wrapper, which would wait for processes that have no images left.
         with self.engine.fabric.autocast():
@@ -153,7 +154,8 @@ class Trainer:
         if batch is None:
             batch, weight = self.loader.batch(state.epoch, 0), 0.0
         remaining = len(self.data.train) - state.batch * self.loader.batch_size
-        n_images = min(self.loader.batch_size, remaining)  # of all processes
+        is_alone = self.engine.world_size == 1
+        n_images = len(batch.labels) if is_alone else min(self.loader.batch_size, remaining)  # of all processes
         lr_factor = self.recipe.lr_schedule.factor(state.step, state.epoch, self.total_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = self.recipe.optimizer.lr * lr_factor
@@ -266,12 +268,12 @@ class Trainer:
         if 0 < request < SAVE:
             self._save_and_stop(request)
         if request:
-            self._save()
+            self.save()
 
     def _save_and_stop(self, signal: int) -> NoReturn:
         """Save a checkpoint and raise `RunInterrupted`."""
         self.state.stop_reason = StopReason.INTERRUPTED
-        self._save()
+        self.save()
         position = f"step {self.state.step:,}, epoch {self.epoch:.2f}"
         advice = f"Continue with: {self.checkpoints.resume_command}"
         raise RunInterrupted(f"stopped at {position}, checkpoint saved. {advice}", signal)
@@ -287,7 +289,7 @@ class Trainer:
             self._log_metrics(evaluate=is_due or state.stop_reason is not None)
         if is_complete:
             state.epoch, state.batch = state.epoch + 1, 0
-        self._save()
+        self.save()
 
     def _log_metrics(self, evaluate: bool) -> None:
         """Write a row of metrics, after an evaluation if asked for; update the best checkpoint."""
@@ -355,7 +357,7 @@ class Trainer:
         else:
             state.evals_since_best += 1
 
-    def _save(self) -> None:
+    def save(self) -> None:
         """Save a checkpoint; a collective operation of all processes."""
         self._check_weights()
         reduced = RunningEvaluation(self.network)
