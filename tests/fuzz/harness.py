@@ -180,7 +180,7 @@ def _run_here(target: Target, seed: int, start: int, stop: int, work: Path, end:
 def _run_isolated(target: Target, seed: int, start: int, stop: int, work: Path, end: float) -> Iterator[Case]:
     """Run cases in a child process; if it dies or hangs, yield that as the outcome of its case and return."""
     context = multiprocessing.get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
+    receiver, sender = context.Pipe()
     child = context.Process(target=_serve, args=(sender, target, seed, start, stop, work, end - time.monotonic()))
     child.start()
     sender.close()
@@ -200,7 +200,7 @@ def _run_isolated(target: Target, seed: int, start: int, stop: int, work: Path, 
             index = case.index + 1
             yield case
             if case.outcome not in target.good:
-                return  # the input is copied meanwhile; the child waits and is killed
+                receiver.send(None)  # the input has been saved: continue
     finally:
         child.kill()
         child.join()
@@ -208,7 +208,7 @@ def _run_isolated(target: Target, seed: int, start: int, stop: int, work: Path, 
 
 
 def _serve(sender: Any, target: Target, seed: int, start: int, stop: int, work: Path, seconds: float) -> None:
-    """Run cases and send their outcomes; wait after a failure."""
+    """Run cases and send their outcomes; after a failure, wait until its input has been saved."""
     torch.set_num_threads(1)
     with contextlib.suppress(ImportError, ValueError):
         import resource
@@ -218,6 +218,6 @@ def _serve(sender: Any, target: Target, seed: int, start: int, stop: int, work: 
     for case in _run_here(target, seed, start, stop, work, time.monotonic() + seconds):
         sender.send(case)
         if case.outcome not in target.good:
-            time.sleep(CASE_TIMEOUT_S)
+            sender.recv()
     sender.close()
     os._exit(0)

@@ -272,8 +272,12 @@ def _anderson(history: list[tuple[Tensor, Tensor]]) -> Tensor:
     if len(history) == 1:
         return after[:, 0]
     residual = after - torch.stack([pair[0] for pair in history], dim=1)
+    residual = residual.to(torch.promote_types(residual.dtype, torch.float32))  # half precision has no solver
     gram = torch.matmul(residual, residual.transpose(1, 2))  # [B, m, m]
     scale = gram.diagonal(dim1=1, dim2=2).mean(1).clamp_min(torch.finfo(gram.dtype).tiny)[:, None, None]
     ridge = ANDERSON_RIDGE * torch.eye(len(history), dtype=gram.dtype, device=gram.device)
-    weight = torch.linalg.solve(gram / scale + ridge, torch.ones_like(gram[:, :, :1]))  # [B, m, 1]
-    return (weight / weight.sum(1, keepdim=True) * after).sum(1)
+    weight, _ = torch.linalg.solve_ex(gram / scale + ridge, torch.ones_like(gram[:, :, :1]))  # [B, m, 1]
+    weight = (weight / weight.sum(1, keepdim=True)).to(after.dtype)
+    # Equal residuals can make the matrix singular: such images take a step without acceleration.
+    is_solved = torch.isfinite(weight).all(1)  # [B, 1]
+    return torch.where(is_solved, (weight * after).sum(1), after[:, -1])
