@@ -19,6 +19,7 @@ usage: torchcaps COMMAND ...
   evaluate   accuracy and loss of a run, of an ensemble of runs or of an ONNX file, on its test set or another data set
   predict    class, scores and reconstruction of image files, or of all images in a directory
   export     write the network of a run to ONNX or a torch.export program, checked against it; quantisation
+  audit      checks of a run, a model or any torch.nn.Module for the known mistakes of capsule networks
   analyze    analyses of trained runs: perturbation, reconstruction, affine, attack, ... with a figure
   explore    web page that shows what a trained network makes of an image that you draw, pick or upload
   list       table of the models: paper, data set, parameters, routing
@@ -48,6 +49,7 @@ TRAIN_HELP = Path(__file__).with_name("train_help.txt")  # written by tools/help
 # Module and function of each command; imported on use, since most load torch.
 COMMANDS = {
     "analyze": ("torchcaps.cli.analyze", "analyze_command"),
+    "audit": ("torchcaps.cli.audit", "audit_command"),
     "bench": ("torchcaps.cli.bench", "bench_command"),
     "completion": ("torchcaps.cli.completion", "completion_command"),
     "data": ("torchcaps.cli.data", "data_command"),

@@ -211,6 +211,26 @@ class Routing:
         """
         return vote_limit(dtype, self.iterations)
 
+    def unclaimed(self) -> dict[str, str]:
+        """Return the invariants that layers with this routing lack, by name of the check of `torchcaps.audit`.
+
+        Each with its reason. The default derives them from the class attributes and fields.
+        """
+        reasons: dict[str, str] = {}
+        if self.coupling_axis is None:
+            reasons["coupling_sums"] = f"the couplings of {type(self).__name__} are not normalised"
+        elif self.competition == "global":
+            reasons["coupling_sums"] = "the couplings of a child sum to 1 over the parents at all positions"
+        if getattr(self, "coordinates", False):
+            reasons["translation_equivariance"] = "the position of each child is added to its votes"
+        if self.residual:
+            reasons["permutation_invariance"] = "each child is added to the parent of the same index"
+        if self.presence is None:
+            reasons["length_range"] = f"the length of a pose of {type(self).__name__} does not indicate presence"
+        elif getattr(self, "activation", "sigmoid") == "logit":
+            reasons["length_range"] = "activations are logits"
+        return reasons
+
     # The algorithm -----------------------------------------------------------------------------------------
 
     def init(self, coefficients: Mapping[str, Tensor], votes: Votes, children: Capsules) -> State:

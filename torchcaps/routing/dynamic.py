@@ -68,6 +68,15 @@ class Dynamic(Routing):
         """Axis over which couplings sum to 1."""
         return "parents" if self.normalize == "softmax" else None
 
+    def unclaimed(self) -> dict[str, str]:
+        """Return the invariants that the leak and max-min normalisation remove."""
+        reasons = super().unclaimed()
+        if self.leak:
+            reasons["coupling_sums"] = "the leak takes a part of each child: its couplings sum to less than 1"
+        if self.normalize == "maxmin":
+            reasons["coupling_sums"] = "max-min normalisation scales couplings to 0..1 without normalising their sum"
+        return reasons
+
     def coefficients(self, geometry: Geometry) -> dict[str, Coefficient]:
         """Return the learned prior and bias, if enabled."""
         coefficients = {}

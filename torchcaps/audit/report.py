@@ -1,0 +1,83 @@
+"""Result of an audit: one finding per check."""
+
+import enum
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["AuditReport", "Finding", "Verdict"]
+
+
+class Verdict(enum.Enum):
+    """Result of a check."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    NOT_CLAIMED = "not claimed"
+    """The module declares that it lacks the invariant, with a reason."""
+    NOT_CHECKED = "not checked"
+    """The module, or the arguments of the audit, do not provide what the check needs."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Result of one check.
+
+    Args:
+        check: name of the check.
+        verdict: its result.
+        tried: what was tried.
+        result: what was found, with its numbers; for a check that did not run, the reason.
+        why: why it matters.
+        numbers: the numbers by name.
+    """
+
+    check: str
+    verdict: Verdict
+    tried: str
+    result: str
+    why: str
+    numbers: dict[str, float] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the finding as JSON values."""
+        return {
+            "check": self.check,
+            "verdict": self.verdict.value,
+            "tried": self.tried,
+            "result": self.result,
+            "why": self.why,
+            "numbers": {key: x if abs(x) < float("inf") else str(x) for key, x in self.numbers.items()},
+        }
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """All findings of an audit.
+
+    Args:
+        name: the audited module.
+        findings: one for each check.
+    """
+
+    name: str
+    findings: tuple[Finding, ...]
+
+    @property
+    def failures(self) -> tuple[Finding, ...]:
+        """Findings of the checks that failed."""
+        return tuple(finding for finding in self.findings if finding.verdict is Verdict.FAILED)
+
+    @property
+    def passed(self) -> bool:
+        """Whether no check failed."""
+        return not self.failures
+
+    def __getitem__(self, check: str) -> Finding:
+        for finding in self.findings:
+            if finding.check == check:
+                return finding
+        raise KeyError(check)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as JSON values."""
+        return {"name": self.name, "passed": self.passed, "findings": [f.to_json() for f in self.findings]}

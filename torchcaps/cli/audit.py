@@ -1,0 +1,115 @@
+"""``torchcaps audit``."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchcaps._core.registry import import_object, is_import_path
+from torchcaps.audit import AuditReport, Verdict, audit
+from torchcaps.cli.command_line import append_working_directory
+from torchcaps.cli.console import ExitCode, print_table, print_text, start_table
+from torchcaps.cli.options import add_trust_flag, load_runs
+from torchcaps.cli.parser import Parser
+from torchcaps.data import Batch
+from torchcaps.models import Network, create_model
+from torchcaps.training.inference import TrainedRun
+from torchcaps.training.setup import open_test_set
+
+__all__ = ["audit_command"]
+
+N_IMAGES = 4
+DESCRIPTION = (
+    "Examine a capsule network for known mistakes, by its behaviour: outputs that depend on the rest of the batch, NaN "
+    "at zero, softmax over the wrong axis, scrambled poses, primary capsules across positions, labels that leak into "
+    "evaluation, and others. The argument is a run directory, the name of a model, or the import path of any "
+    "torch.nn.Module: a class or function without arguments, or an instance. The exit code is 1 if a check fails."
+)
+EXAMPLES = (
+    "torchcaps audit runs/capsnet_small-digits-1",
+    "torchcaps audit my_module.CapsNet --image 1,28,28 --primary primary_capsules --classes 10",
+    "torchcaps audit tsai2020_cifar10 --json",
+)
+
+
+def audit_command(arguments: list[str]) -> None:
+    """Audit a run, a model or any module."""
+    parser = Parser("torchcaps audit", DESCRIPTION, examples=EXAMPLES)
+    parser.add_argument("target", help="run directory, name of a model, or import path of a module")
+    text = "shape of the images of a module given by import path: channels, height, width"
+    parser.add_argument("--image", type=tuple[int, int, int], default=(1, 28, 28), help=text)
+    text = "number of classes of a module given by import path, if it is called with labels in training"
+    parser.add_argument("--classes", type=int | None, help=text)
+    text = "name of the primary capsule layer, as in named_modules()"
+    parser.add_argument("--primary", type=str | None, help=text)
+    text = "name of a layer that must not depend on the order of its children; it must have no matrix per child"
+    parser.add_argument("--permuted", type=str | None, help=text)
+    text = "name and stride of a convolutional layer, as in caps1=2"
+    parser.add_argument("--translated", type=str | None, help=text)
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random images and of a new model's weights")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_trust_flag(parser)
+    options, _ = parser.parse(arguments)
+    torch.manual_seed(options.seed)
+    module, images, labels = _load(options)
+    named: dict[str, Any] = {"primary": options.primary, "labels": labels}
+    if options.permuted is not None:
+        named["permuted"] = {options.permuted: {}}
+    if options.translated is not None:
+        name, _, stride = options.translated.partition("=")
+        if not stride.isdigit() or not int(stride):
+            parser.error(f"--translated must be NAME=STRIDE, got {options.translated!r}")
+        named["translated"] = {name: int(stride)}
+    report = audit(module, images, **named)
+    if options.json:
+        print(json.dumps(report.to_json(), indent=2))
+    else:
+        _print(report)
+    if not report.passed:
+        sys.exit(ExitCode.FAILURE)
+
+
+def _load(options: Any) -> tuple[nn.Module, Tensor, Tensor | None]:
+    """Return the module, example images, and labels, if it takes them and does not know them itself."""
+    target = options.target
+    if Path(target).expanduser().is_dir():
+        (run,) = load_runs([target], options)
+        return run.model, _test_images(run), None
+    if not is_import_path(target):
+        model = create_model(target)
+        return model, torch.rand(N_IMAGES, *model.spec.image), None
+    append_working_directory([target])
+    module = import_object(target)
+    if not isinstance(module, nn.Module):
+        if not callable(module):
+            raise ValueError(f"{target} must be a torch.nn.Module, or a class or function that returns one")
+        module = module()
+    if not isinstance(module, nn.Module):
+        raise ValueError(f"{target} must return a torch.nn.Module, got {type(module).__name__}")
+    if isinstance(module, Network):
+        return module, torch.rand(N_IMAGES, *module.spec.image), None
+    labels = None if options.classes is None else torch.arange(N_IMAGES) % options.classes
+    return module, torch.rand(N_IMAGES, *options.image), labels
+
+
+def _test_images(run: TrainedRun) -> Tensor:
+    """Return preprocessed images of the run's test set; random ones if it has none."""
+    dataset = open_test_set(run.spec)
+    if dataset is None:
+        return torch.rand(N_IMAGES, *run.model.spec.image)
+    batch: Batch = next(iter(run.loader(dataset).epoch(0)))
+    return batch.images[:N_IMAGES]
+
+
+def _print(report: AuditReport) -> None:
+    table = start_table("check", "verdict", "result")
+    for finding in report.findings:
+        table.add_row(finding.check, finding.verdict.value, finding.result)
+    print_table(table)
+    for finding in report.failures:
+        print_text(f"{finding.check}: {finding.tried}; {finding.result}. Why it matters: {finding.why}.")
+    counts = {verdict: sum(f.verdict is verdict for f in report.findings) for verdict in Verdict}
+    print(", ".join(f"{count} {verdict.value}" for verdict, count in counts.items() if count))
