@@ -117,7 +117,7 @@ def test_requests_beyond_the_limit_get_503() -> None:
 
     async def scenario() -> list[int]:
         guard, statuses = Guard(slow), []
-        scope = {"type": "http", "headers": [(b"host", b"localhost")]}
+        scope = {"type": "http", "path": "/api/info", "headers": [(b"host", b"localhost")]}
 
         async def send(message: Any) -> None:
             if message["type"] == "http.response.start":

@@ -263,15 +263,15 @@ def _add_page(app: FastAPI) -> None:
         return Response(files[name], media_type=MEDIA_TYPES.get(suffix, "application/octet-stream"))
 
     @app.get("/", include_in_schema=False)
-    def page() -> Response:
+    async def page() -> Response:
         return respond("index.html")
 
     @app.get("/static/{name}", include_in_schema=False)
-    def static(name: str) -> Response:
+    async def static(name: str) -> Response:
         if name not in files:
             raise HTTPException(404, "no such file")
         return respond(name)
 
     @app.get("/favicon.ico", include_in_schema=False)
-    def favicon() -> Response:
+    async def favicon() -> Response:
         return respond("icon.svg")

@@ -68,6 +68,8 @@ class InputCache:
             pixels = torch.maximum(pixels, place(other, image.second_placement))
             labels = None if labels is None or other_labels is None else tuple(sorted({*labels, *other_labels}))
         target = self.runs[run]
+        if target.run.classes != base.run.classes:
+            labels = None
         clean = fit_image(pixels, target.shape).clamp(0, 1)
         return ResolvedInput(_apply_attack(target, clean, labels, image), clean, labels)
 

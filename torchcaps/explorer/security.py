@@ -14,7 +14,7 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 MAX_BODY_BYTES = 5 * 2**20
-MAX_CONCURRENT_REQUESTS = 8
+MAX_CONCURRENT_REQUESTS = 16  # of the API; several tabs may load at once
 TOO_LARGE = f"the body must have at most {MAX_BODY_BYTES // 2**20} MB"
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
@@ -58,6 +58,9 @@ class Guard:
         problem = self._check(scope)
         if problem is not None:
             await _reject(send, *problem)
+            return
+        if not scope.get("path", "").startswith("/api/"):  # files in memory: nothing to limit
+            await self._forward(scope, receive, send)
             return
         if self.n_requests >= MAX_CONCURRENT_REQUESTS:
             await _reject(send, 503, f"more than {MAX_CONCURRENT_REQUESTS} requests at once: try again in a moment")

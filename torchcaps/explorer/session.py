@@ -1,5 +1,6 @@
 """A run that is being explored: its network on pixels, its test images, and a description for the page."""
 
+import copy
 import dataclasses
 import threading
 from collections.abc import Iterator
@@ -48,6 +49,9 @@ class ExploredRun:
     def __init__(self, run: TrainedRun, name: str, max_images: int = 1000) -> None:
         self.run, self.name = run, name
         self.model: Network = run.model.eval()
+        # For tables: a copy that shares the weights, whose routing no request changes.
+        shared = {id(tensor): tensor for tensor in (*run.model.parameters(), *run.model.buffers())}
+        self._reference = copy.deepcopy(self.model, shared)
         self.dataset, self.why_no_samples = _open_samples(run)
         shape = unprocessed_shape(run) if self.dataset is None else self.dataset.shape
         self.pixels = PixelNetwork(self.model, run.pipeline, shape).eval()
@@ -154,9 +158,8 @@ class ExploredRun:
 
     def describe_training(self) -> dict[str, Any]:
         """Return the layer table, the memory of a training step, the learning curve and the settings."""
-        with compute_lock:
-            summary = summarize(self.model)
-            memory = estimate_memory(self.model, self.run.spec.recipe.batch_size)
+        summary = summarize(self._reference)
+        memory = estimate_memory(self._reference, self.run.spec.recipe.batch_size)
         rows = read_metrics(Path(self.run.path) / "metrics.csv")
         return {
             "title": summary.title,
@@ -179,7 +182,7 @@ class ExploredRun:
 def _open_samples(run: TrainedRun) -> tuple[Dataset | None, str]:
     """Return the test set of a run or, for MNIST, the embedded digits; otherwise ``None`` and the reason."""
     try:
-        dataset = open_test_set(run.spec)
+        dataset = open_test_set(run.spec, download=False)
         if dataset is not None:
             run.loader(dataset)  # checks shape and classes
             return dataset, ""

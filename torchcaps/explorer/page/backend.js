@@ -25,6 +25,9 @@ export function coalesce(compute) {
   };
 }
 
+const MAX_ATTEMPTS = 8;
+const BUSY_MS = 200;
+
 /** Results computed by `torchcaps explore`. */
 export class ServerBackend {
   isFile = false;
@@ -53,12 +56,21 @@ export class ServerBackend {
   }
 
   async #get(path) {
-    return this.#read(await fetch(path));
+    return this.#read(await this.#fetch(path));
+  }
+
+  /** Fetch; if the server is busy with other requests, wait and try again. */
+  async #fetch(path, options) {
+    for (let attempt = 1; ; attempt += 1) {
+      const response = await fetch(path, options);
+      if (response.status !== 503 || attempt === MAX_ATTEMPTS) return response;
+      await new Promise((resolve) => { setTimeout(resolve, BUSY_MS * attempt); });
+    }
   }
 
   async #post(path, body) {
     const headers = { "Content-Type": "application/json" };
-    return this.#read(await fetch(path, { method: "POST", headers, body: JSON.stringify(body) }));
+    return this.#read(await this.#fetch(path, { method: "POST", headers, body: JSON.stringify(body) }));
   }
 
   async #read(response) {

@@ -136,7 +136,7 @@ function drawMaps(ctx, run, shown) {
   const cells = order.slice(0, parents).map((parent, n) => {
     const x = (n % perRow) * (WIDTH / perRow) + (WIDTH / perRow - size) / 2;
     const y = Math.floor(n / perRow) * (size + 24) + 16;
-    const name = shorten(parentName(ctx, run, shown, parent), 11);
+    const name = shorten(parentName(ctx, run, shown, parent), 7);
     const activity = shown.activity.data[t * layer.parents + parent];
     const image = matrixImage(means[t][parent], rows, columns, [x, y, size, size * (rows / columns)], color);
     const tip = `${name}: activity ${format(activity)}; couplings ${format(Math.min(...means[t][parent].filter(Number.isFinite)))} to ${format(Math.max(...means[t][parent].filter(Number.isFinite)))}`;
@@ -144,7 +144,7 @@ function drawMaps(ctx, run, shown) {
     image.addEventListener("click", () => ctx.state.set({ target: shown.last ? parent : ctx.state.get().target }));
     return [image, text(x, y - 4, name, { class: "name" }), text(x + size, y - 4, format(activity, 2), { class: "tick", "text-anchor": "end" })];
   });
-  const height = Math.ceil(parents / perRow) * (size + 24) + 34;
+  const height = Math.ceil(parents / perRow) * (size + 24) + 36;
   const label = `Couplings of layer ${layer.name} after iteration ${t + 1} of ${layer.iterations}, from ${format(center - range)} to ${format(center + range)}`;
   return drawing(WIDTH, height, label, cells, legend(center, range, height - 22));
 }
@@ -173,12 +173,15 @@ function drawMatrix(ctx, run, shown) {
 }
 
 function legend(center, range, y) {
-  const ramp = matrixImage(Array.from({ length: 60 }, (_, i) => i / 59), 1, 60, [WIDTH / 2 - 90, y + 4, 180, 8], (value) => colorAt(MAPS.puor, value));
+  // Normalised couplings are not negative: the scale is symmetric about the uniform coupling, its legend starts at 0.
+  const low = center ? Math.max(0, center - range) : -range;
+  const start = 0.5 + (low - center) / (2 * range);
+  const ramp = matrixImage(Array.from({ length: 60 }, (_, i) => start + ((1 - start) * i) / 59), 1, 60, [WIDTH / 2 - 90, y + 4, 180, 8], (value) => colorAt(MAPS.puor, value));
   return [
     ramp,
-    text(WIDTH / 2 - 96, y + 12, format(center - range), { "text-anchor": "end", class: "tick" }),
+    text(WIDTH / 2 - 96, y + 12, format(low), { "text-anchor": "end", class: "tick" }),
     text(WIDTH / 2 + 96, y + 12, format(center + range), { class: "tick" }),
-    text(WIDTH / 2, y + 22, center ? `uniform ${format(center)}` : "0", { "text-anchor": "middle", class: "tick" }),
+    text(WIDTH / 2 - 90 + (180 * (center - low)) / (center + range - low), y + 24, center ? `uniform ${format(center)}` : "0", { "text-anchor": "middle", class: "tick" }),
   ];
 }
 

@@ -6,8 +6,9 @@ import { shorten, targetOf } from "./classes.js";
 
 const WIDTH = 420;
 const STEPS = 11;
+const STRIP_DELAY_MS = 250;
 const TILE = [0, 18, 122, 122];
-const strips = new Map(); // by run: {key, images}
+const strips = new Map(); // by run: {key, images, node}
 
 /** Return the pose of a class capsule, with the sliders' changes. */
 export function poseOf(ctx, run, target, withOffsets = true) {
@@ -122,6 +123,14 @@ async function drawStrip(ctx, run, target, pose, decoder) {
   const range = rangeOf(poseOf(ctx, run, target, false));
   const key = `${target}|${[...pose].map((value) => value.toFixed(3)).join(",")}`;
   let strip = strips.get(run);
+  if (strip && strip.key !== key && !strip.due) { // while a slider moves, only the image above follows
+    clearTimeout(strip.timer);
+    strip.timer = setTimeout(() => {
+      strip.due = true;
+      ctx.redraw("decoder");
+    }, STRIP_DELAY_MS);
+    return strip.node;
+  }
   if (strip?.key !== key) {
     const inputs = [];
     for (let n = 0; n < pose.length; n += 1) {
@@ -137,6 +146,7 @@ async function drawStrip(ctx, run, target, pose, decoder) {
     strip = { key, images: await ctx.backend.decode(run, flat, total, decoder) };
     strips.set(run, strip);
   }
+  if (strip.node) return strip.node;
   const [channels, height, width] = decoder.image;
   const columns = STEPS * 2; // two dimensions side by side
   const rows = Math.ceil(pose.length / 2);
@@ -155,5 +165,6 @@ async function drawStrip(ctx, run, target, pose, decoder) {
   });
   const labels = Array.from({ length: rows }, (_, n) => text(14, (n + 0.75) * cell * (height / width), n, { class: "tick small", "text-anchor": "end" }));
   const caption = text(18, rows * cell * (height / width) + 14, `dimensions 0 to ${rows - 1} left, ${rows} to ${pose.length - 1} right; −${format(range, 2)} to +${format(range, 2)}`, { class: "tick" });
-  return drawing(WIDTH, rows * cell * (height / width) + 20, "All dimensions of the class capsule, varied one at a time", image, labels, caption);
+  strip.node = drawing(WIDTH, rows * cell * (height / width) + 20, "All dimensions of the class capsule, varied one at a time", image, labels, caption);
+  return strip.node;
 }

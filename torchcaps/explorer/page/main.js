@@ -32,7 +32,7 @@ async function start() {
   const info = await backend.info();
   const ctx = createContext(backend, info);
   if (backend.isFile && !backend.data.order.includes(ctx.state.get().source.sample)) ctx.state.set({ source: { sample: backend.data.order[0] } });
-  document.getElementById("root").replaceChildren(createHeader(ctx), h("main", {}, createInput(ctx), createPanels(ctx)));
+  document.getElementById("root").replaceChildren(createHeader(ctx), h("main", { class: info.runs.length > 1 ? "compared" : null }, createInput(ctx), createPanels(ctx)));
   document.title = `${info.runs.map((run) => run.name).join(" and ")} · torchcaps explorer`;
   listenToKeys(ctx);
   const compute = coalesce(() => forward(ctx));

@@ -6,6 +6,7 @@ import { shorten, targetOf } from "./classes.js";
 
 const WIDTH = 420;
 const MAX_CLASSES = 10;
+const NODE_X = WIDTH - 118;
 
 export const treePanel = {
   id: "tree",
@@ -22,7 +23,7 @@ export const treePanel = {
     const info = ctx.info.runs[run];
     const { layers } = result;
     if (layers.some((layer) => layer.why)) return h("p", { class: "reason" }, layers.find((layer) => layer.why).why);
-    const plane = Math.min(230, (WIDTH - 110) / layers.length - 14);
+    const plane = Math.min(230, (NODE_X - 20) / layers.length - 14);
     const height = Math.max(plane + 16, 250);
     const top = (height - plane) / 2;
     const image = decodeArray(result.image);
@@ -32,8 +33,8 @@ export const treePanel = {
     const drawn = layers.map((layer, n) => drawEdges(layers, n, boxes, nodes, threshold, result.image.shape));
     const target = targetOf(ctx, run);
     const labels = [...nodes].map(([index, y]) => [
-      s("circle", { cx: WIDTH - 92, cy: y, r: 4 + 7 * Math.min(1, result.probabilities[index]), class: `node${index === target ? " target" : ""}` }),
-      text(WIDTH - 76, y + 4, `${shorten(info.classes[index], 8)} ${format(result.probabilities[index], 2)}`, { class: "name" }),
+      s("circle", { cx: NODE_X, cy: y, r: 4 + 7 * Math.min(1, result.probabilities[index]), class: `node${index === target ? " target" : ""}` }),
+      text(NODE_X + 16, y + 4, `${shorten(info.classes[index], 8)} ${format(result.probabilities[index], 2)}`, { class: "name" }),
     ]);
     const planes = boxes.slice(1).map(([x, y, size], n) => [
       s("rect", { x, y, width: size, height: size, class: "plane" }),
@@ -63,7 +64,7 @@ function drawEdges(layers, n, boxes, nodes, threshold, imageShape) {
     const fraction = Math.abs(weight) / strongest;
     if (fraction < threshold) continue;
     const from = childPoint(layer, child, boxes[n], imageShape, n === 0);
-    const to = last ? [WIDTH - 92, nodes.get(parent)] : childPoint(layers[n + 1], site * layers[n + 1].types + parent, boxes[n + 1], imageShape, false);
+    const to = last ? [NODE_X, nodes.get(parent)] : childPoint(layers[n + 1], site * layers[n + 1].types + parent, boxes[n + 1], imageShape, false);
     if (to[1] === undefined) continue; // a class that is not shown
     const middle = (from[0] + to[0]) / 2;
     group.append(s("path", {
