@@ -10,6 +10,7 @@ from torchcaps.bench.cases import CASES
 from torchcaps.bench.growth import BATCH_SIZES, ITERATIONS
 from torchcaps.bench.memory import ESTIMATE_CASES, MEMORY_CASES
 from torchcaps.bench.thresholds import SWEEPS
+from torchcaps.explorer.benchmark import BENCH_MODELS
 from torchcaps.votes.dispatch import THRESHOLDS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -118,3 +119,12 @@ def test_thresholds_cite_their_measurement() -> None:
         if threshold.measured is not None:
             assert found is not None, name
             assert 0.5 <= found / threshold.measured <= 2, f"{name}: recorded {found}, quoted {threshold.measured}"
+
+
+def test_explorer() -> None:
+    """Forward pass and trace of the small network in under 30 ms on one core."""
+    measured = {row["model"]: row for row in rows("explorer", "explorer")}
+    assert set(measured) == set(BENCH_MODELS)
+    assert measured["capsnet_small"]["reply_seconds"] < 0.03
+    for row in measured.values():
+        assert f"{1e3 * row['trace_seconds']:.1f} ms" in README

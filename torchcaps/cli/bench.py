@@ -12,6 +12,7 @@ from rich.progress import track
 
 from torchcaps._core.files import write_atomic
 from torchcaps._core.machine import describe_machine, record_header
+from torchcaps._core.optional import import_optional
 from torchcaps._core.registry import check_name
 from torchcaps.bench.cases import CASES
 from torchcaps.bench.data import measure_data
@@ -35,16 +36,16 @@ __all__ = ["bench_command"]
 Row = dict[str, Any]
 
 DEFAULT_PARTS = (*CASES, "memory", "growth")
-OTHER_PARTS = ("estimates", "data", "training", "thresholds", *IMAGE_CASES)
+OTHER_PARTS = ("estimates", "data", "training", "explorer", "thresholds", *IMAGE_CASES)
 DESCRIPTION = (
     "Measure speed and memory. Layers and models of the papers are compared with a naive PyTorch baseline (values and "
     "gradients first) and with the time of their multiply-adds in a large matrix product: CPU time on one thread, wall "
     "time with two threads, the shortest of interleaved repetitions. 'memory': peak memory of training. 'growth': time "
     "by batch size and iterations. 'estimates': estimated against measured training memory. 'data': data loading. "
-    "'training': overhead of the training loop, processes, start-up time. 'thresholds': the sizes at which one path "
-    "of the votes becomes faster than another, next to the thresholds that choose between them. 'images-32' and "
-    "'images-64': accuracy of the default model for own images against a plain CNN after the same CPU time, with "
-    "--repeat seeds (downloads CIFAR-10)."
+    "'training': overhead of the training loop, processes, start-up time. 'explorer': time of a request of torchcaps "
+    "explore. 'thresholds': the sizes at which one path of the votes becomes faster than another, next to the "
+    "thresholds that choose between them. 'images-32' and 'images-64': accuracy of the default model for own images "
+    "against a plain CNN after the same CPU time, with --repeat seeds (downloads CIFAR-10)."
 )
 EXAMPLES = (
     "torchcaps bench",
@@ -52,6 +53,7 @@ EXAMPLES = (
     "torchcaps bench growth --figure growth.png",
     "torchcaps bench tsai2020_cifar10:32:streamed",
     "torchcaps bench data --out results/bench/data.json",
+    "torchcaps bench explorer --repeat 20",
     "torchcaps bench thresholds --out results/bench/thresholds.json",
     "torchcaps bench images-32 --out results/bench/images_32.json",
     "torchcaps bench MIN_KERNEL_BYTES",
@@ -95,6 +97,7 @@ def bench_command(words: list[str]) -> None:
         _print_estimates,
         _print_data,
         _print_training,
+        _print_explorer,
         _print_images,
         _print_thresholds,
     ):
@@ -119,6 +122,7 @@ def _measure(parts: list[str], repeat: int, smoke: bool, seed: int) -> Iterator[
         "estimates": lambda: compare_with_estimates(ESTIMATE_CASES),
         "data": lambda: measure_data(repeat),
         "training": lambda: measure_training(repeat),
+        "explorer": lambda: _measure_explorer(repeat),
         **{
             name: functools.partial(measure_images, name, case, range(seed, seed + repeat))
             for name, case in IMAGE_CASES.items()
@@ -134,6 +138,14 @@ def _measure(parts: list[str], repeat: int, smoke: bool, seed: int) -> Iterator[
         else:
             speed = measure_case(CASES[step], repeat, rate)
             yield {"kind": "speed", "case": step, "matmul_rate": rate, **speed}
+
+
+def _measure_explorer(repeat: int) -> Iterable[Row]:
+    """Measure requests of the explorer, which needs an extra of its own."""
+    import_optional("fastapi", "the benchmark of the explorer")
+    from torchcaps.explorer.benchmark import measure_explorer
+
+    return measure_explorer(repeat)
 
 
 def _of_kind(rows: list[Row], kind: str) -> list[Row]:
@@ -220,6 +232,16 @@ def _print_data(rows: list[Row]) -> None:
     for row in _of_kind(rows, "data-total"):
         print(f"MNIST from gzipped files: {row['mnist_read_seconds']:.2f} s, {row['mnist_bytes'] / 1e6:.0f} MB")
         print(f"MultiMNIST: {row['multimnist_images_per_second']:,.0f} images per second")
+
+
+def _print_explorer(rows: list[Row]) -> None:
+    """Print the times of requests of the explorer."""
+    columns = ("forward and trace", "with JSON", "decode 176 images")
+
+    def cells(row: Row) -> list[str]:
+        return [row["model"], *(_milliseconds(row[f"{name}_seconds"]) for name in ("trace", "reply", "decode"))]
+
+    _print_rows(_of_kind(rows, "explorer"), ("model",), columns, cells)
 
 
 def _print_training(rows: list[Row]) -> None:

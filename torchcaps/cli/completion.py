@@ -30,7 +30,7 @@ EXAMPLES = (
 )
 SUBCOMMANDS = {"data": ("list", "get", "check", "sample")}
 DIRECTORY_FLAGS = ("--data-dir", "--resume", "--work", "--results", "--source")
-FILE_FLAGS = ("--config", "--out", "--figure")
+FILE_FLAGS = ("--config", "--export", "--out", "--figure")
 # Functions that complete names from a list together with directories, by shell.
 PREAMBLE = {
     "bash": '_torchcaps_{key}() {{\n  compgen -W "{names}" -- "$1"\n  compgen -d -- "$1"\n}}\n',

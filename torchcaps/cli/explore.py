@@ -3,12 +3,13 @@
 import sys
 import webbrowser
 from pathlib import Path
+from typing import Literal
 
 import torch
 
 from torchcaps._core.optional import import_optional
 from torchcaps.cli.console import escape_control
-from torchcaps.cli.options import add_run_flags, check_positive, load_runs, set_num_threads
+from torchcaps.cli.options import add_trust_flag, check_positive, load_runs
 from torchcaps.cli.parser import Parser
 
 __all__ = ["explore_command"]
@@ -37,7 +38,10 @@ def explore_command(arguments: list[str]) -> None:
     parser.add_argument("--export", type=str | None, help=text)
     parser.add_argument("--browser", type=bool, default=True, help="open the page in the default browser")
     parser.add_argument("--max-images", type=int, default=1000, help="largest number of test images to use")
-    add_run_flags(parser, "1")
+    weights = Literal["last", "best", "ema"] | None
+    parser.add_argument("--weights", type=weights, help="weights to load (default: eval_weights of the run's recipe)")
+    parser.add_argument("--num-threads", type=int, default=1, help="number of CPU threads")
+    add_trust_flag(parser)
     options, _ = parser.parse(arguments)
     check_positive(parser, options, "num_threads", "max_images")
     if not 0 <= options.port <= 65535:
@@ -48,8 +52,7 @@ def explore_command(arguments: list[str]) -> None:
         parser.error(f"at most {MAX_RUNS} runs can be compared, got {len(options.runs)}")
     for package in ("fastapi", "uvicorn"):
         import_optional(package, "the explorer")
-    torch.set_num_threads(1)  # faster than several for single images
-    set_num_threads(options)
+    torch.set_num_threads(options.num_threads)  # one is faster than several for single images
     runs = load_runs(options.runs, options, options.weights)
     from torchcaps.explorer import ExploredRun, export_page, serve
 
