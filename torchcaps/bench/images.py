@@ -2,7 +2,11 @@
 
 The photographs are CIFAR-10 images of five classes: the first 320 training images of each, written as a directory of
 PNG files, and all test images. Both networks train with their recipes on one thread until the CPU time of the process
-has increased by the budget. Nothing is chosen on the test images.
+has increased by the budget.
+
+The recipe of the capsule network (label smoothing, weight decay, front) was chosen among three variants by the accuracy
+of one seed on the test images of ``images-32``, so that ``images-32`` and ``images-64`` are not independent of that
+choice. ``images-held-out`` is: it has the other five classes, which were first used after the choice.
 """
 
 import tempfile
@@ -26,6 +30,7 @@ __all__ = ["BASELINE", "IMAGE_CASES", "MODEL", "ImageCase", "baseline_spec", "me
 
 MODEL, BASELINE = "capsnet_images", "cnn_images"
 CLASSES = ("airplane", "automobile", "cat", "frog", "ship")
+HELD_OUT_CLASSES = ("bird", "deer", "dog", "horse", "truck")
 UNLIMITED_EPOCHS = 1_000_000  # the time ends the training
 # Fields of the run and of the recipe that the baseline takes over: its data, not its training.
 SHARED_FIELDS = (
@@ -81,15 +86,21 @@ class ImageCase:
         seconds: CPU time of each training.
         n_train: number of training images per class.
         n_test: number of test images per class.
+        classes: classes of CIFAR-10.
     """
 
     side: int
     seconds: float
     n_train: int = 320
     n_test: int = 1000
+    classes: tuple[str, ...] = CLASSES
 
 
-IMAGE_CASES = {"images-32": ImageCase(32, 80.0), "images-64": ImageCase(64, 160.0)}
+IMAGE_CASES = {
+    "images-32": ImageCase(32, 80.0),
+    "images-64": ImageCase(64, 160.0),
+    "images-held-out": ImageCase(32, 80.0, classes=HELD_OUT_CLASSES),
+}
 
 
 def measure_images(name: str, case: ImageCase, seeds: Iterable[int]) -> Iterator[dict[str, Any]]:
@@ -104,7 +115,7 @@ def measure_images(name: str, case: ImageCase, seeds: Iterable[int]) -> Iterator
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
         for split, count in (("train", case.n_train), ("test", case.n_test)):
-            write_photographs(create_dataset("cifar10", split), root / split, case.side, count)
+            write_photographs(create_dataset("cifar10", split), root / split, case.side, count, case.classes)
         test_set = create_dataset(str(root / "test"), "all", cache=False)
         for seed in seeds:
             for model in (MODEL, BASELINE):
@@ -113,18 +124,21 @@ def measure_images(name: str, case: ImageCase, seeds: Iterable[int]) -> Iterator
                 )
 
 
-def write_photographs(dataset: Dataset, directory: Path, side: int, count: int) -> None:
-    """Write the first images of five classes as PNG files, one directory per class.
+def write_photographs(
+    dataset: Dataset, directory: Path, side: int, count: int, classes: tuple[str, ...] = CLASSES
+) -> None:
+    """Write the first images of some classes as PNG files, one directory per class.
 
     Args:
         dataset: CIFAR-10, or another data set with these classes.
         directory: directory of the classes.
         side: height and width of the files.
         count: number of images per class.
+        classes: the classes.
     """
     pillow = import_optional("PIL.Image", "writing images")
     labels = torch.as_tensor(dataset.labels)  # type: ignore[attr-defined]
-    for name in CLASSES:
+    for name in classes:
         (directory / name).mkdir(parents=True)
         indices = (labels == dataset.classes.index(name)).nonzero()[:count, 0]
         for index, pixels in zip(indices.tolist(), dataset.get_batch(indices).images, strict=True):

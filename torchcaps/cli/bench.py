@@ -44,8 +44,8 @@ DESCRIPTION = (
     "by batch size and iterations. 'estimates': estimated against measured training memory. 'data': data loading. "
     "'training': overhead of the training loop, processes, start-up time. 'explorer': time of a request of torchcaps "
     "explore. 'thresholds': the sizes at which one path of the votes becomes faster than another, next to the "
-    "thresholds that choose between them. 'images-32' and 'images-64': accuracy of the default model for own images "
-    "against a plain CNN after the same CPU time, with --repeat seeds (downloads CIFAR-10)."
+    "thresholds that choose between them. 'images-32', 'images-64' and 'images-held-out': accuracy of the default "
+    "model for own images against a plain CNN after the same CPU time, with --repeat seeds (downloads CIFAR-10)."
 )
 EXAMPLES = (
     "torchcaps bench",
@@ -73,7 +73,7 @@ def bench_command(words: list[str]) -> None:
         "--repeat", type=int, default=3, help="number of repetitions, of which the shortest counts, or of seeds"
     )
     parser.add_argument("--smoke", type=bool, default=False, help="measure two tiny sizes per threshold")
-    parser.add_argument("--seed", type=int, default=0, help="first seed of 'images-32' and 'images-64'")
+    parser.add_argument("--seed", type=int, default=0, help="first seed of the parts 'images-...'")
     parser.add_argument("--out", type=str | None, help="JSON file to write the results to")
     parser.add_argument("--figure", type=str | None, help="image file for the figure of the part 'growth'")
     options, _ = parser.parse(words)

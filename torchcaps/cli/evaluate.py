@@ -51,6 +51,9 @@ def evaluate_command(arguments: list[str]) -> None:
     set_num_threads(options)
     runs = load_runs(options.runs, options, options.weights)
     dataset = open_dataset(runs[0], options)
+    if options.data is None and dataset.split in ("train", "all"):
+        text = f"the split {dataset.split!r} contains images that the run was trained on"
+        print(f"torchcaps: {text}", file=sys.stderr)
     results = _evaluate(runs, limit_images(dataset, options.max_images))
     if options.json:
         print(json.dumps(_to_json(runs, dataset, results), indent=2))
