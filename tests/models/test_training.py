@@ -41,7 +41,7 @@ def check_gradients(model: Network) -> None:
     zero = {name for name, gradient in gradients.items() if float(gradient.abs().max()) < 1e-12 * largest}  # type: ignore[union-attr]
     idle = set()
     if model.recipe.loss.name == "cross_entropy":
-        idle.add("head.linear.bias")  # equal for all classes: the softmax cancels it
+        idle |= {"head.linear.bias", "merge.norm.shift"}  # equal for all classes: the softmax cancels them
     below = [n for n, module in model.named_modules() if isinstance(module, nn.BatchNorm2d)]
     idle |= {f"{name.removesuffix('_norm')}.bias" for name in below}  # batch normalisation subtracts it
     assert zero - idle == set()

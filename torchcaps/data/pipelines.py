@@ -165,7 +165,21 @@ PIPELINES: dict[str, Pipeline] = {
     # Tsai 2020, appendix A.2; numbers from the authors' code
     "tsai2020.cifar10": Pipeline([RandomCrop(32, padding=4), RandomHorizontalFlip(), _CIFAR], [_CIFAR]),
     "tsai2020.cifar100": Pipeline([RandomCrop(32, padding=4), RandomHorizontalFlip(), _CIFAR], [_CIFAR]),
-    # Mazzia 2021, the authors' code
+    # Byerly 2021 and Mazzia 2021, the authors' code
+    "byerly2021.mnist": Pipeline(
+        [
+            ScalePixels(256),
+            RandomRotation(30),
+            RandomMarginShift(),
+            RandomSqueeze(),
+            RandomErase(4, before=4, after=2),
+            Normalize((0.5,), (0.5,)),
+        ],
+        [ScalePixels(256), Normalize((0.5,), (0.5,))],
+    ),
+    "byerly2021.smallnorb": Pipeline(
+        [RandomCrop(32), RandomBrightness(0.25), RandomContrast(0.2, 1.8)], [CenterCrop(32)]
+    ),
     "mazzia2021.mnist": Pipeline(
         [
             ScalePixels(256),

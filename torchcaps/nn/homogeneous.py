@@ -11,24 +11,30 @@ __all__ = ["BranchMerge", "HomogeneousCapsules", "ShiftNorm"]
 
 
 class ShiftNorm(nn.Module):
-    """Batch normalisation over all axes but the last, with a learned shift and no scale.
+    """Batch normalisation of the elements of the last axis, with a learned shift and no scale.
 
     Args:
-        features: size of the last axis.
+        features: size of the last axis, or of the second axis of feature maps.
         eps: added to the variance.
         momentum: weight of a batch in the running statistics.
+        channels_first: normalise the channels of feature maps ``[B, features, H, W]``.
 
     Shapes:
         ``[..., features] -> [..., features]``
     """
 
-    def __init__(self, features: int, eps: float = 1e-3, momentum: float = 0.01) -> None:
+    def __init__(
+        self, features: int, eps: float = 1e-3, momentum: float = 0.01, *, channels_first: bool = False
+    ) -> None:
         super().__init__()
-        self.norm = nn.BatchNorm1d(features, eps, momentum, affine=False)
+        kind = nn.BatchNorm2d if channels_first else nn.BatchNorm1d
+        self.norm, self.channels_first = kind(features, eps, momentum, affine=False), channels_first
         self.shift = nn.Parameter(torch.zeros(features))
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise ``x``."""
+        if self.channels_first:
+            return self.norm(x) + self.shift[:, None, None]
         return self.norm(x.flatten(0, -2)).view_as(x) + self.shift
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
-from torchcaps.nn import CapsuleActivation, PrimaryCapsules
+from torchcaps.nn import CapsuleActivation, HomogeneousCapsules, PrimaryCapsules
 from torchcaps.nn.layers import CapsuleLayer, ConvCapsules
 from torchcaps.votes import Votes
 from torchcaps.votes.dispatch import VotePath, choose_path
@@ -252,6 +252,8 @@ def _products_per_output(module: nn.Module) -> int:
         return module.weight[0].numel()
     if isinstance(module, nn.Linear):
         return module.in_features
+    if isinstance(module, HomogeneousCapsules):
+        return module.weight.shape[1]
     return module.matrix.shape[-1] if isinstance(module, CapsuleActivation) else 0
 
 
