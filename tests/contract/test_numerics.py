@@ -1,9 +1,11 @@
 """Finite values and gradients for zero, tiny and large inputs, in single precision and under autocast."""
 
+import pytest
 import torch
 
 from tests.contract.cases import CASES, Case, over
 from tests.tolerances import assert_finite
+from torchcaps._core.validation import DomainError
 from torchcaps.capsules import Capsules
 
 
@@ -21,6 +23,11 @@ def test_values_and_gradients_are_finite(case: Case, size: float, autocast: bool
         pose_in, activation = pose.bfloat16(), children.activation.bfloat16()
     else:
         pose_in, activation = pose, children.activation
+    limit = layer.routing.max_vote(torch.float32)
+    if limit is not None and size * float(layer.weight.detach().abs().max()) > limit:  # outside of the domain
+        with pytest.raises(DomainError):
+            layer(Capsules(pose, children.activation))
+        return
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         parents = layer(Capsules(pose_in, activation))
     total = sum(tensor.float().sum() for tensor in (*parents, parents.length()) if tensor is not None)

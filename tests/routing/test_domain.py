@@ -9,7 +9,7 @@ from torchcaps._core.validation import DomainError, check_magnitude
 from torchcaps.capsules import Capsules
 from torchcaps.functional import exp_squash
 from torchcaps.nn import ConvCapsules, DenseCapsules
-from torchcaps.routing import EM, Dynamic, InvertedAttention, Routing, Trainable, Uniform
+from torchcaps.routing import EM, Dynamic, InvertedAttention, KMeans, Routing, Trainable, Uniform
 
 LIMITED = {
     "uniform": Uniform(),
@@ -76,10 +76,10 @@ def test_results_are_finite_up_to_the_limit_and_rejected_above(
 
 
 @over_paths
-@pytest.mark.parametrize("iterations", [2, 3, 5])
-def test_dynamic_is_finite_for_tied_parents_whose_votes_cancel(iterations: int, streamed: bool) -> None:
+@pytest.mark.parametrize("routing", [Dynamic(2), Dynamic(3), Dynamic(5), KMeans(2), KMeans(3)], ids=str)
+def test_tied_parents_whose_votes_cancel_are_finite(routing: Routing, streamed: bool) -> None:
     """Sums near 0 are not divided by their length, and couplings of equal logits are not saturated."""
-    layer = make_layer(Dynamic(iterations), streamed, equal_parents=True)
+    layer = make_layer(routing, streamed, equal_parents=True)
     with torch.no_grad():
         layer.weight.copy_(layer.weight.sign())
     limit = layer.routing.max_vote(torch.float32)
