@@ -16,6 +16,7 @@ from tests.sampling import all_cases
 from torchcaps.explorer import create_app
 
 N_CASES = 500 if all_cases() else 4  # per operation
+TIMEOUT_S = 120  # of one request, on a busy machine
 OPERATIONS = (
     ("GET", "/api/info"),
     ("GET", "/api/training"),
@@ -54,7 +55,7 @@ def test_operation_survives(schema: Any, method: str, path: str) -> None:
             suppress_health_check=list(hypothesis.HealthCheck),
         )
         def survives(case: Any) -> None:
-            response = case.call()
+            response = case.call(timeout=TIMEOUT_S)
             case.validate_response(response, checks=[not_a_server_error])
             assert response.status_code < 500
             if response.status_code >= 400:

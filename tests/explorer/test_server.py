@@ -11,10 +11,13 @@ from pathlib import Path
 
 import pytest
 
+import torchcaps
 from tests.cli.commands import usage_error
 from tests.test_structure import MAX_LINES
+from torchcaps.explorer import ExploredRun, load_pretrained_run
 from torchcaps.explorer.app import PAGE
 from torchcaps.explorer.server import bind_socket
+from torchcaps.models import pretrained
 from torchcaps.training import RunSpec
 from torchcaps.training.run import train
 
@@ -67,12 +70,25 @@ def test_ctrl_c_ends_the_server_cleanly(run_directory: Path) -> None:
 
 
 def test_invalid_usage_is_one_sentence(run_directory: Path, tmp_path: Path) -> None:
-    assert "torchcaps train" in usage_error("explore")
     assert "at most 2" in usage_error("explore", "a", "b", "c")
     assert "--port" in usage_error("explore", str(run_directory), "--port", "70000")
     assert "not a run directory" in usage_error("explore", str(tmp_path))
     unwritable = usage_error("explore", str(run_directory), "--export", "/dev/null/page.html")
     assert "/dev/null/page.html" in unwritable
+
+
+def test_without_a_run_the_pretrained_network_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pretrained, "DIRECTORY", tmp_path)
+    assert load_pretrained_run() is None
+    assert "torchcaps train" in usage_error("explore")
+    model = torchcaps.create_model("capsnet_small")
+    pretrained.save_pretrained(model, "card", tmp_path)
+    run = load_pretrained_run()
+    assert run is not None
+    assert (run.model.name, run.classes) == ("capsnet_small", tuple("0123456789"))
+    explored = ExploredRun(run, "pretrained")
+    assert explored.n_samples == 1000
+    assert "decoder" not in explored.missing_parts()
 
 
 def test_files_of_the_page_are_short_and_load_nothing_from_elsewhere() -> None:

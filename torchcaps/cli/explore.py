@@ -30,7 +30,12 @@ EXAMPLES = (
 def explore_command(arguments: list[str]) -> None:
     """Serve the explorer's page for one or two runs, or write it to a file."""
     parser = Parser("torchcaps explore", DESCRIPTION, examples=EXAMPLES)
-    parser.add_argument("runs", nargs="*", metavar="RUN", help="one or two run directories")
+    parser.add_argument(
+        "runs",
+        nargs="*",
+        metavar="RUN",
+        help="one or two run directories (default: the pretrained network of the package)",
+    )
     parser.add_argument("--port", type=int, default=8250, help="port; if it is in use, another one is taken")
     text = "address to bind to; any other than 127.0.0.1 lets other computers use the page, without a password"
     parser.add_argument("--host", type=str, default="127.0.0.1", help=text)
@@ -46,15 +51,19 @@ def explore_command(arguments: list[str]) -> None:
     check_positive(parser, options, "num_threads", "max_images")
     if not 0 <= options.port <= 65535:
         parser.error(f"--port must be in 0..65535, got {options.port}")
-    if not options.runs:
-        parser.error("no run given: train one in a minute with 'torchcaps train', then torchcaps explore RUN")
     if len(options.runs) > MAX_RUNS:
         parser.error(f"at most {MAX_RUNS} runs can be compared, got {len(options.runs)}")
     for package in ("fastapi", "uvicorn"):
         import_optional(package, "the explorer")
     torch.set_num_threads(options.num_threads)  # one is faster than several for single images
+    from torchcaps.explorer import ExploredRun, export_page, load_pretrained_run, serve
+
     runs = load_runs(options.runs, options, options.weights)
-    from torchcaps.explorer import ExploredRun, export_page, serve
+    if not runs:
+        pretrained = load_pretrained_run()
+        if pretrained is None:
+            parser.error("no run given: train one in a minute with 'torchcaps train', then torchcaps explore RUN")
+        runs = [pretrained]
 
     names = [run.path.name or str(run.path) for run in runs]
     if len(set(names)) < len(names):

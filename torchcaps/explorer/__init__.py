@@ -6,6 +6,6 @@ Needs the extras ``train`` and ``explore``. Nothing in this package is imported 
 from torchcaps.explorer.app import create_app
 from torchcaps.explorer.export import export_page
 from torchcaps.explorer.server import serve
-from torchcaps.explorer.session import ExploredRun
+from torchcaps.explorer.session import ExploredRun, load_pretrained_run
 
-__all__ = ["ExploredRun", "create_app", "export_page", "serve"]
+__all__ = ["ExploredRun", "create_app", "export_page", "load_pretrained_run", "serve"]

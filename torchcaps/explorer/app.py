@@ -199,7 +199,7 @@ def _add_api(app: FastAPI, explorer: Explorer) -> None:
     @app.get("/api/training", **result)
     def training(run: schema.RunIndex = 0) -> Response:
         """Return the layer table, the learning curve and the settings of a run."""
-        return _reply(lambda: explorer.run(run).describe_training())
+        return _reply(lambda: explorer.run(run).training)
 
     @app.get("/api/statistics", **result)
     def statistics(run: schema.RunIndex = 0) -> Response:

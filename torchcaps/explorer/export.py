@@ -128,7 +128,7 @@ def _page_data(
             f"This file has {len(order)} images of the test set. To draw, move or attack an image, "
             f"run: torchcaps explore {' '.join(run['name'] for run in info['runs'])}"
         ),
-        "training": [_without_paths(run.describe_training()) for run in explorer.runs],
+        "training": [_without_paths(run.training) for run in explorer.runs],
         "statistics": [statistics.describe() for statistics in explorer.statistics],
         "samples": samples,
         "forward": collect("forward"),

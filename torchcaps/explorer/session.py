@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import functools
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,20 +16,23 @@ from torchcaps._core.random import permute_indices
 from torchcaps._core.serialize import to_plain
 from torchcaps.analysis import PixelNetwork
 from torchcaps.analysis.common import capsule_layers, eval_mode
-from torchcaps.data import Batch, DataError, Dataset, create_dataset
+from torchcaps.data import Batch, DataError, Dataset, create_dataset, create_pipeline
 from torchcaps.explorer.equations import routing_equation
-from torchcaps.models import CapsuleNetwork, Network
+from torchcaps.models import CapsuleNetwork, Network, create_model
 from torchcaps.models.heads import ActivationHead, SharedClassifier
+from torchcaps.models.pretrained import list_pretrained
 from torchcaps.profiling import estimate_memory, summarize
 from torchcaps.profiling.summary import short_repr
+from torchcaps.training.config import RunSpec
 from torchcaps.training.inference import TrainedRun, unprocessed_shape
 from torchcaps.training.logging import read_metrics
 from torchcaps.training.setup import open_test_set
 
-__all__ = ["ExploredRun", "compute_lock", "iterations_changed"]
+__all__ = ["ExploredRun", "compute_lock", "iterations_changed", "load_pretrained_run"]
 
 compute_lock = threading.Lock()  # one forward pass at a time: the layers' routing is changed while it runs
 CURVE_COLUMNS = ("epoch", "train_accuracy", "val_accuracy", "train_loss", "val_loss", "lr")
+DEFAULT_PRETRAINED = "mazzia2021_mnist"  # with decoder
 EMBEDDED = "digits"  # test images of networks for MNIST, if MNIST itself is not at hand
 
 
@@ -156,8 +160,9 @@ class ExploredRun:
                 description["decoder"] = {"classes": decoder.parents, "dim": decoder.dim, "image": list(decoder.image)}
         return description
 
-    def describe_training(self) -> dict[str, Any]:
-        """Return the layer table, the memory of a training step, the learning curve and the settings."""
+    @functools.cached_property
+    def training(self) -> dict[str, Any]:
+        """The layer table, the memory of a training step, the learning curve and the settings."""
         summary = summarize(self._reference)
         memory = estimate_memory(self._reference, self.run.spec.recipe.batch_size)
         rows = read_metrics(Path(self.run.path) / "metrics.csv")
@@ -177,6 +182,21 @@ class ExploredRun:
         if isinstance(network.head, SharedClassifier):
             return "score"
         return "activation" if isinstance(network.head, ActivationHead) else "length"
+
+
+def load_pretrained_run() -> TrainedRun | None:
+    """Return a network with the weights of the package as a run; ``None`` if the package has no weights."""
+    names = list_pretrained()
+    if not names:
+        return None
+    name = DEFAULT_PRETRAINED if DEFAULT_PRETRAINED in names else names[0]
+    spec = RunSpec.of(name)
+    model = create_model(name, pretrained=True)
+    classes = tuple(str(index) for index in range(model.spec.classes))
+    digits = create_dataset(EMBEDDED, "test")
+    if (model.spec.classes, model.n_objects) == (digits.n_classes, 1) and "mnist" in spec.recipe.data:
+        classes = digits.classes
+    return TrainedRun(Path(name), spec, model, create_pipeline(spec.recipe.augmentation), classes, "pretrained", 0)
 
 
 def _open_samples(run: TrainedRun) -> tuple[Dataset | None, str]:
