@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.sampling import all_cases
+from torchcaps.cli.execution import describe_total
 from torchcaps.cli.main import main
 from torchcaps.papers import find_item, find_paper, list_papers
-from torchcaps.reproduce.schema import Run
+from torchcaps.reproduce.planner import Task, TaskPlan, TaskState
+from torchcaps.reproduce.schema import Measurement, Run
 from torchcaps.reproduce.store import RecordKey, RecordStore
 
 COMMAND = (sys.executable, "-m", "torchcaps")
@@ -105,6 +107,15 @@ def test_plan_prints_and_runs_nothing(capsys: pytest.CaptureFixture[str], tmp_pa
     n_runs = 2 * sum(isinstance(source, Run) for source in item.sources())
     assert f"{n_runs} runs with {2 * n_runs} steps" in output  # two seeds, two steps each
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_total_of_a_queue_counts_shared_runs_once() -> None:
+    keys = [RecordKey(Run("chen2019_lenet"), seed) for seed in (0, 1)]
+    first, second = (Task(key, TaskState.NEW, steps=100, seconds=3600.0) for key in keys)
+    measured = Task(RecordKey(Measurement("m", lambda context: {}), 0), TaskState.NEW, seconds=1800.0)
+    text = describe_total([TaskPlan((first, second)), TaskPlan((second, measured))], "smoke", 2)
+    assert "2 runs with 200 steps, 1 measurement;" in text
+    assert "75 minutes with 2 jobs at a time" in text
 
 
 def test_a_damaged_record_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

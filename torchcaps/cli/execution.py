@@ -18,7 +18,7 @@ from torchcaps.reproduce.jobs import execute_jobs
 from torchcaps.reproduce.planner import Task, TaskPlan, TaskState, make_plan, missing_datasets
 from torchcaps.reproduce.render import render_item, write_item
 from torchcaps.reproduce.runner import PlanProgress, TaskOutcome, TaskResult, execute_plan
-from torchcaps.reproduce.scales import SCALES
+from torchcaps.reproduce.scales import SCALES, Scale
 from torchcaps.reproduce.schema import Item, Paper, Run, TableRow
 from torchcaps.reproduce.store import RESULTS_DIRECTORY, WORK_DIRECTORY, RecordStore
 from torchcaps.training.errors import RunError
@@ -31,6 +31,7 @@ __all__ = [
     "check_execution_flags",
     "check_scale",
     "check_writable",
+    "describe_total",
     "run_work",
 ]
 
@@ -183,8 +184,21 @@ def run_work(work: list[WorkItem], store: RecordStore, options: Any) -> None:
         for task, result in execute_plan(plan, store, progress, **settings):
             print(f"torchcaps: {task.name}: {result}", file=sys.stderr)
         _write_item(entry, store)
+    if options.plan and len(plans) > 1:
+        print(describe_total([plan for _, plan in plans], store.scale, 1 if jobs is None else jobs.jobs))
     if jobs is not None and not options.plan:
         _run_jobs(plans, store, jobs, settings)
+
+
+def describe_total(plans: list[TaskPlan], scale: Scale, jobs: int) -> str:
+    """Return the work of several plans as text; runs that they share are counted once, and ``jobs`` run at a time."""
+    tasks = {task.key.name(scale): task for plan in plans for task in plan.pending}.values()
+    runs = [task for task in tasks if isinstance(task.key.source, Run)]
+    steps = f"{_count(len(runs), 'run')} with {sum(task.steps for task in runs):,} steps"
+    text = f"in all: {steps}, {_count(len(tasks) - len(runs), 'measurement')}"
+    seconds = sum(task.seconds for task in tasks) / jobs
+    at_a_time = f" with {jobs} jobs at a time" if jobs > 1 else ""
+    return text + (f"; estimated on this machine: {_duration(seconds)}{at_a_time}" if seconds else "")
 
 
 def _run_jobs(
