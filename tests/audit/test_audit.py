@@ -12,7 +12,7 @@ from tests.cli.commands import run_command, usage_error
 from tests.contract.cases import CASES, Case, over
 from tests.models.narrow import batch, narrow, sample_models
 from torchcaps import list_models
-from torchcaps.audit import AuditReport, Finding, Verdict, audit
+from torchcaps.audit import AuditReport, AuditVerdict, Finding, audit
 from torchcaps.cli import main
 from torchcaps.nn import ConvCapsules
 from torchcaps.routing import EM
@@ -34,7 +34,7 @@ def images() -> torch.Tensor:
 def test_correct_network_passes_every_check() -> None:
     report = audit(CapsNet(), images(), **OPTIONS)
     assert report.failures == ()
-    checked = {finding.check for finding in report.findings if finding.verdict is Verdict.PASSED}
+    checked = {finding.check for finding in report.findings if finding.verdict is AuditVerdict.PASSED}
     assert {check for _, check in MISTAKES.values()} <= checked
 
 
@@ -51,7 +51,7 @@ def test_mistake_is_found_by_its_check_alone(name: str) -> None:
 @pytest.mark.parametrize("correct", [True, False])
 def test_scrambled_windows_are_not_equivariant(correct: bool) -> None:
     report = audit(ConvolutionalScramble(correct), torch.randn(2, 8, 8, 3, 4), translated={"": 1})
-    expected = Verdict.PASSED if correct else Verdict.FAILED
+    expected = AuditVerdict.PASSED if correct else AuditVerdict.FAILED
     assert report["translation_equivariance"].verdict is expected
 
 
@@ -63,7 +63,7 @@ def test_models_pass_what_they_claim(name: str) -> None:
     assert [(finding.check, finding.result) for finding in report.failures] == []
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     for finding in report.findings:
-        assert finding.verdict is not Verdict.NOT_CLAIMED or finding.result
+        assert finding.verdict is not AuditVerdict.NOT_CLAIMED or finding.result
 
 
 @over(CASES, n=30)
@@ -77,7 +77,7 @@ def test_missing_invariants_are_not_claimed() -> None:
     layer = ConvCapsules(2, 4, 3, 4, 3, routing=EM(coordinates=True), pose="matrix")
     pose = torch.randn(2, 7, 7, 2, 4)
     finding = audit(layer, pose)["translation_equivariance"]
-    assert finding.verdict is Verdict.NOT_CLAIMED
+    assert finding.verdict is AuditVerdict.NOT_CLAIMED
     assert "position" in finding.result
     report = audit(layer, pose, translated={"": 1})
     assert [finding.check for finding in report.failures] == ["translation_equivariance"]

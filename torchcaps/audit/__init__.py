@@ -1,6 +1,6 @@
 """Audit of capsule networks: checks of any module for the known mistakes, by its behaviour."""
 
 from torchcaps.audit.audit import audit
-from torchcaps.audit.report import AuditReport, Finding, Verdict
+from torchcaps.audit.report import AuditReport, AuditVerdict, Finding
 
-__all__ = ["AuditReport", "Finding", "Verdict", "audit"]
+__all__ = ["AuditReport", "AuditVerdict", "Finding", "audit"]

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torchcaps.audit import checks
 from torchcaps.audit.own import claims_of, example_labels
 from torchcaps.audit.probe import Probe
-from torchcaps.audit.report import AuditReport, Finding, Verdict
+from torchcaps.audit.report import AuditReport, AuditVerdict, Finding
 from torchcaps.models import Network
 
 __all__ = ["audit"]
@@ -103,11 +103,11 @@ def audit(
     findings = []
     for name, call in calls.items():
         if name in reasons:
-            findings.append(Finding(name, Verdict.NOT_CLAIMED, "", reasons[name], ""))
+            findings.append(Finding(name, AuditVerdict.NOT_CLAIMED, "", reasons[name], ""))
         elif missing.get(name) is not None:
-            findings.append(Finding(name, Verdict.NOT_CHECKED, "", str(missing[name]), ""))
-        elif name in COMPARED and findings[0].verdict is Verdict.FAILED:
-            findings.append(Finding(name, Verdict.NOT_CHECKED, "", "outputs are random: see determinism", ""))
+            findings.append(Finding(name, AuditVerdict.NOT_CHECKED, "", str(missing[name]), ""))
+        elif name in COMPARED and findings[0].verdict is AuditVerdict.FAILED:
+            findings.append(Finding(name, AuditVerdict.NOT_CHECKED, "", "outputs are random: see determinism", ""))
         else:
             findings.append(call())
     return AuditReport(getattr(module, "name", None) or type(module).__name__, tuple(findings))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from torchcaps.audit.probe import Probe, call_layer, captured_inputs, flat_pose, largest_difference
-from torchcaps.audit.report import Finding, Verdict
+from torchcaps.audit.report import AuditVerdict, Finding
 
 __all__ = [
     "batch_independence",
@@ -36,7 +36,7 @@ Permuted = Mapping[str, Mapping[str, Sequence[int]]]
 
 
 def _judge(check: str, is_good: bool, tried: str, result: str, why: str, **numbers: float) -> Finding:
-    return Finding(check, Verdict.PASSED if is_good else Verdict.FAILED, tried, result, why, numbers)
+    return Finding(check, AuditVerdict.PASSED if is_good else AuditVerdict.FAILED, tried, result, why, numbers)
 
 
 def batch_independence(probe: Probe) -> Finding:

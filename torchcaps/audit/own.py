@@ -1,4 +1,4 @@
-"""What the models and layers of torchcaps claim: arguments of an audit, derived from their structure."""
+"""Claims of the models and layers of torchcaps: arguments of an audit, derived from their structure."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -4,10 +4,10 @@ import enum
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["AuditReport", "Finding", "Verdict"]
+__all__ = ["AuditReport", "AuditVerdict", "Finding"]
 
 
-class Verdict(enum.Enum):
+class AuditVerdict(enum.Enum):
     """Result of a check."""
 
     PASSED = "passed"
@@ -32,7 +32,7 @@ class Finding:
     """
 
     check: str
-    verdict: Verdict
+    verdict: AuditVerdict
     tried: str
     result: str
     why: str
@@ -65,7 +65,7 @@ class AuditReport:
     @property
     def failures(self) -> tuple[Finding, ...]:
         """Findings of the checks that failed."""
-        return tuple(finding for finding in self.findings if finding.verdict is Verdict.FAILED)
+        return tuple(finding for finding in self.findings if finding.verdict is AuditVerdict.FAILED)
 
     @property
     def passed(self) -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps._core.registry import import_object, is_import_path
-from torchcaps.audit import AuditReport, Verdict, audit
+from torchcaps.audit import AuditReport, AuditVerdict, audit
 from torchcaps.cli.command_line import append_working_directory
 from torchcaps.cli.console import ExitCode, print_table, print_text, start_table
 from torchcaps.cli.options import add_trust_flag, load_runs
@@ -111,5 +111,5 @@ def _print(report: AuditReport) -> None:
     print_table(table)
     for finding in report.failures:
         print_text(f"{finding.check}: {finding.tried}; {finding.result}. Why it matters: {finding.why}.")
-    counts = {verdict: sum(f.verdict is verdict for f in report.findings) for verdict in Verdict}
+    counts = {verdict: sum(f.verdict is verdict for f in report.findings) for verdict in AuditVerdict}
     print(", ".join(f"{count} {verdict.value}" for verdict, count in counts.items() if count))

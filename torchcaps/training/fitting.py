@@ -122,13 +122,13 @@ def fit(model: str | ModelSpec | Network, train: Any, val: Any = None, test: Any
             result = resume(settings["resume"], lambda old: old.replace_recipe(**length), network=network, **options)
         else:
             result = _train(spec, settings.get("out"), fixed, network=network, **options)
-    return _fitted(result, network, data.train.classes)
+    return _load_fitted(result, network, data.train.classes)
 
 
 _train = train  # `fit` has an argument of this name
 
 
-def _fitted(result: TrainResult, network: Network | None, classes: tuple[str, ...]) -> FittedRun:
+def _load_fitted(result: TrainResult, network: Network | None, classes: tuple[str, ...]) -> FittedRun:
     """Return the run with its trained network and metrics."""
     run = load_run(result.path, trust_remote_code=True)
     if network is None:
