@@ -11,6 +11,7 @@ EXTRAS = {
     "fastapi": "explore",
     "h5py": "keras",
     "huggingface_hub": "hub",
+    "lightning": "lightning",
     "matplotlib": "data",
     "mlxtend": "data",
     "numpy": "data",
@@ -25,6 +26,7 @@ EXTRAS = {
     "shtab": "cli",
     "submitit": "cluster",
     "tensorboard": "tensorboard",
+    "torchmetrics": "lightning",
     "uvicorn": "explore",
 }
 
