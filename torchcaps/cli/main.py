@@ -19,6 +19,7 @@ usage: torchcaps COMMAND ...
   evaluate   accuracy and loss of a run, of an ensemble of runs or of an ONNX file, on its test set or another data set
   predict    class, scores and reconstruction of image files, or of all images in a directory
   export     write the network of a run to ONNX or a torch.export program, checked against it; quantisation
+  convert    convert a CapsNet trained in Keras or TensorFlow to ONNX
   audit      checks of a run, a model or any torch.nn.Module for the known mistakes of capsule networks
   analyze    analyses of trained runs: perturbation, reconstruction, affine, attack, ... with a figure
   explore    web page that shows what a trained network makes of an image that you draw, pick or upload
@@ -52,6 +53,7 @@ COMMANDS = {
     "audit": ("torchcaps.cli.audit", "audit_command"),
     "bench": ("torchcaps.cli.bench", "bench_command"),
     "completion": ("torchcaps.cli.completion", "completion_command"),
+    "convert": ("torchcaps.cli.convert", "convert_command"),
     "data": ("torchcaps.cli.data", "data_command"),
     "evaluate": ("torchcaps.cli.evaluate", "evaluate_command"),
     "explore": ("torchcaps.cli.explore", "explore_command"),

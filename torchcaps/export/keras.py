@@ -1,0 +1,172 @@
+"""Conversion of CapsNets trained in Keras or TensorFlow: weights from .h5 or .npz into `Sabour2017`."""
+
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from torchcaps._core.optional import import_optional
+from torchcaps.models import Network, create_model
+
+__all__ = ["ConversionError", "convert_keras", "read_arrays"]
+
+MAX_BYTES = 2**30
+PARSER_TIMEOUT_S = 300
+ChildOrder = Literal["position", "type"]
+
+
+class ConversionError(ValueError):
+    """A file does not contain the weights of a CapsNet in the expected layout."""
+
+
+def read_arrays(path: str | os.PathLike[str]) -> dict[str, Tensor]:
+    """Return the arrays of an .npz file or, read in a child process, of an .h5 file. Nothing is unpickled."""
+    path = Path(path).expanduser()
+    if not path.is_file():
+        raise ConversionError(f"{path} is not a file")
+    if path.suffix == ".npz":
+        return _read_npz(path)
+    if path.suffix not in (".h5", ".hdf5"):
+        raise ConversionError(f"{path} must be an .h5, .hdf5 or .npz file")
+    import_optional("h5py", "reading .h5 files")
+    with tempfile.TemporaryDirectory() as directory:
+        target = Path(directory, "arrays.npz")
+        command = [sys.executable, "-I", str(Path(__file__).with_name("keras_parser.py")), str(path), str(target)]
+        try:
+            result = subprocess.run(command, capture_output=True, text=True, timeout=PARSER_TIMEOUT_S)
+        except subprocess.TimeoutExpired as error:
+            raise ConversionError(f"{path} could not be read within {PARSER_TIMEOUT_S} s") from error
+        if result.returncode:
+            lines = result.stderr.strip().splitlines() or [f"the parser stopped with code {result.returncode}"]
+            raise ConversionError(f"{path} can't be read: {lines[-1][:200]}")
+        return _read_npz(target)
+
+
+def _read_npz(path: Path) -> dict[str, Tensor]:
+    numpy = import_optional("numpy", "reading .npz files")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if sum(entry.file_size for entry in archive.infolist()) > MAX_BYTES:
+                raise ConversionError(f"{path} has more than {MAX_BYTES:,} bytes")
+        with numpy.load(path, allow_pickle=False) as arrays:
+            return {name: torch.from_numpy(arrays[name]).float() for name in arrays.files}
+    except ConversionError:
+        raise
+    except Exception as error:  # zipfile and numpy raise several types
+        raise ConversionError(f"{path} is not a valid .npz file: {str(error)[:200]}") from error
+
+
+def convert_keras(
+    path: str | os.PathLike[str],
+    image: tuple[int, int, int] = (1, 28, 28),
+    *,
+    child_order: ChildOrder = "position",
+    channel_order: Literal["type", "dim"] = "type",
+) -> Network:
+    """Return a `Sabour2017` network with the weights of a CapsNet in the usual Keras or TensorFlow layout.
+
+    Expected are two convolutions ``[k, k, in, out]`` with biases, the transforms ``[J, I, D, K]`` (leading axes of
+    size 1 are removed), and optionally the dense layers of the decoder ``[in, out]`` with biases. Arrays are recognised
+    by their shapes, biases by the name of their kernel. All widths follow from the shapes.
+
+    Args:
+        path: an .h5 or .npz file.
+        image: image size ``(channels, height, width)``.
+        child_order: order of the children in the transforms: ``"position"`` (row, column, type), as a reshape of a
+            channels-last tensor gives, or ``"type"`` (type, row, column).
+        channel_order: channel of element ``d`` of a type: ``"type"`` for ``type * K + d``, ``"dim"`` for
+            ``d * types + type``.
+    """
+    arrays = read_arrays(path)
+    kernels = {name: _squeeze(array) for name, array in arrays.items()}
+    four = {name: array for name, array in kernels.items() if array.dim() == 4}
+    conv1 = _single(path, "the first convolution [k, k, channels, width]", four, _is_kernel(image[0]))
+    width = conv1[1].shape[3]
+    rest = {name: array for name, array in four.items() if name != conv1[0]}
+    primary = _single(path, f"the primary convolution [k, k, {width}, channels]", rest, _is_kernel(width))
+    rest.pop(primary[0])
+    _, transform = _single(path, "the transforms [J, I, D, K]", rest, lambda array: True)
+    classes, children, dim, child_dim = transform.shape
+    kernel = conv1[1].shape[0]
+    grid = [(size - 2 * kernel + 2) // 2 + (size - 2 * kernel + 2) % 2 for size in image[1:]]
+    types = primary[1].shape[3] // child_dim
+    if min(grid) < 1 or types * child_dim != primary[1].shape[3] or children != types * grid[0] * grid[1]:
+        raise ConversionError(
+            f"{path}: the transforms {list(transform.shape)} do not fit {primary[1].shape[3]} primary channels on a "
+            f"grid of {grid[0]}x{grid[1]}: check image={image}"
+        )
+    dense = _decoder(path, kernels, classes * dim, math.prod(image))
+    sizes: dict[str, Any] = {"image": image, "classes": classes, "width": width, "types": types, "kernel": kernel}
+    sizes |= {"primary_dim": child_dim, "dim": dim, "reconstruction": bool(dense)}
+    if dense:
+        sizes["hidden"] = tuple(array.shape[1] for _, array in dense[:-1])
+    model = create_model("sabour2017_mnist", **sizes)
+    state = {
+        "front.conv1.weight": conv1[1].permute(3, 2, 0, 1),
+        "front.conv1.bias": _bias(path, arrays, conv1[0], width),
+        "front.primary.pose.weight": primary[1].permute(3, 2, 0, 1),
+        "front.primary.pose.bias": _bias(path, arrays, primary[0], types * child_dim),
+        "capsules.layers.digit.weight": transform.permute(1, 3, 0, 2),
+    }
+    if channel_order == "dim":
+        for key in ("front.primary.pose.weight", "front.primary.pose.bias"):
+            state[key] = state[key].unflatten(0, (child_dim, types)).transpose(0, 1).flatten(0, 1)
+    if child_order == "type":
+        key = "capsules.layers.digit.weight"
+        state[key] = state[key].unflatten(0, (types, grid[0] * grid[1])).transpose(0, 1).flatten(0, 1)
+    for index, (name, array) in enumerate(dense):
+        state[f"decoder.layers.{2 * index}.weight"] = array.T
+        state[f"decoder.layers.{2 * index}.bias"] = _bias(path, arrays, name, array.shape[1])
+    model.load_state_dict({name: tensor.contiguous() for name, tensor in state.items()})
+    return model.eval()
+
+
+def _squeeze(array: Tensor) -> Tensor:
+    """Remove leading axes of size 1 from an array with more than four axes."""
+    while array.dim() > 4 and array.shape[0] == 1:
+        array = array[0]
+    return array
+
+
+def _is_kernel(channels: int) -> Any:
+    return lambda array: array.shape[0] == array.shape[1] and array.shape[2] == channels
+
+
+def _single(path: Any, kind: str, arrays: dict[str, Tensor], fits: Any) -> tuple[str, Tensor]:
+    """Return the only array that fits a description."""
+    found = [(name, array) for name, array in arrays.items() if fits(array)]
+    if len(found) != 1:
+        shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in list(arrays.items())[:8])
+        raise ConversionError(f"{path}: expected one array for {kind}, found {len(found)} among {shapes or 'none'}")
+    return found[0]
+
+
+def _bias(path: Any, arrays: dict[str, Tensor], kernel: str, size: int) -> Tensor:
+    """Return the bias next to a kernel: the array in the same group whose name contains "bias"."""
+    group = kernel.replace("kernel", "bias").replace("weights", "biases")
+    for name in (group, f"{kernel.rpartition('/')[0]}/bias", f"{kernel.rpartition('/')[0]}/bias:0"):
+        if name in arrays and name != kernel and arrays[name].shape == (size,):
+            return arrays[name]
+    raise ConversionError(f"{path}: {kernel} has no bias of size {size}: expected an array {group}")
+
+
+def _decoder(path: Any, kernels: dict[str, Tensor], first: int, last: int) -> list[tuple[str, Tensor]]:
+    """Return the dense layers of the decoder in order; empty if the file has none."""
+    rest = {name: array for name, array in kernels.items() if array.dim() == 2}
+    if not rest:
+        return []
+    layers: list[tuple[str, Tensor]] = []
+    width = first
+    while width != last or not layers:
+        name, array = _single(path, f"a dense layer [{width}, out]", rest, lambda a, w=width: a.shape[0] == w)
+        layers.append((name, array))
+        rest.pop(name)
+        width = array.shape[1]
+    return layers
