@@ -8,6 +8,9 @@ import pytest
 
 from torchcaps.bench.cases import CASES
 from torchcaps.bench.growth import BATCH_SIZES, ITERATIONS
+from torchcaps.bench.images import BASELINE as PHOTO_BASELINE
+from torchcaps.bench.images import IMAGE_CASES
+from torchcaps.bench.images import MODEL as PHOTO_MODEL
 from torchcaps.bench.memory import ESTIMATE_CASES, MEMORY_CASES
 from torchcaps.bench.thresholds import SWEEPS
 from torchcaps.explorer.benchmark import BENCH_MODELS
@@ -72,6 +75,28 @@ def test_memory_estimates() -> None:
         assert f"| {estimated} | {measured} | {row['ratio']:.2f} |" in README
     outside = [row["case"] for row in estimates if not 0.76 < row["ratio"] < 1.25]
     assert len(outside) <= 2, outside
+
+
+@pytest.mark.parametrize(
+    ("name", "files"),
+    [
+        ("images-32", ["images_32"]),
+        ("images-64", [f"images_64_seed{n}" for n in range(3)]),
+    ],
+)
+def test_photographs(name: str, files: list[str]) -> None:
+    """The default model is at least as accurate as the CNN after the same CPU time; the README has both means."""
+    images = [row for file in files for row in rows(file, "images")]
+    case = IMAGE_CASES[name]
+    for row in images:
+        assert (row["side"], row["seconds"], row["n_test"]) == (case.side, case.seconds, 5 * case.n_test)
+        assert row["training_seconds"] == pytest.approx(case.seconds, rel=0.02)
+    models = (PHOTO_MODEL, PHOTO_BASELINE)
+    accuracies = {model: [row["accuracy"] for row in images if row["model"] == model] for model in models}
+    means = [sum(values) / len(values) for values in accuracies.values()]
+    assert [len(values) for values in accuracies.values()] == [3, 3]
+    assert means[0] >= means[1]
+    assert f"{case.seconds:.0f} s | {100 * means[0]:.2f} % | {100 * means[1]:.2f} % |" in README
 
 
 def test_data_loading() -> None:
