@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.models import CapsuleNetwork, Network
-from torchcaps.models.heads import SharedClassifier
+from torchcaps.models.heads import LogActivationHead, SharedClassifier
 from torchcaps.nn import ConvCapsules, DenseCapsules, PrimaryCapsules
 from torchcaps.nn.layers import CapsuleLayer
 from torchcaps.routing.base import Trace
@@ -50,6 +50,8 @@ def claims_of(module: nn.Module) -> Claims:
         claims.couplings = _network_couplings if _normalised(module) else None
         if isinstance(module.head, SharedClassifier) and not module.head.sigmoid:
             claims.unclaimed["length_range"] = "its scores are logits of a shared classifier, not lengths"
+        elif isinstance(module.head, LogActivationHead):
+            claims.unclaimed["length_range"] = "its scores are log-probabilities, not lengths"
         else:
             reasons = [r for layer in _layers(module).values() if (r := layer.routing.unclaimed().get("length_range"))]
             if reasons:
