@@ -11,7 +11,7 @@ from tests.sampling import covering_sample
 from tests.tolerances import assert_equal, assert_finite
 from torchcaps import create_model
 from torchcaps._core.labels import split_labels
-from torchcaps.models import Network
+from torchcaps.models import Network, NormalizedConvCapsules
 from torchcaps.models.registry import MODELS
 from torchcaps.routing import EM, Dynamic, InvertedAttention, Quadratic, Routing
 
@@ -44,6 +44,9 @@ def check_gradients(model: Network) -> None:
         idle |= {"head.linear.bias", "merge.norm.shift"}  # equal for all classes: the softmax cancels them
     below = [n for n, module in model.named_modules() if isinstance(module, nn.BatchNorm2d)]
     idle |= {f"{name.removesuffix('_norm')}.bias" for name in below}  # batch normalisation subtracts it
+    for name, module in model.named_modules():
+        if isinstance(module, NormalizedConvCapsules):  # a constant of each type, which batch normalisation subtracts
+            idle |= {f"{name}.coefficients.beta_a", f"{name}.coefficients.beta_u"}
     assert zero - idle == set()
 
 

@@ -27,6 +27,7 @@ from torchcaps.models.network import CapsuleNetwork, ConvNetwork, Network
 from torchcaps.models.pretrained import list_pretrained, model_card
 from torchcaps.models.recipe import LossConfig, Objective, OptimizerConfig, Recipe
 from torchcaps.models.registry import MODELS, create_model, list_models, register_model
+from torchcaps.models.ribeiro2020 import NormalizedConvCapsules, Ribeiro2020
 from torchcaps.models.sabour2017 import Sabour2017
 from torchcaps.models.spec import CapsuleSpec, ModelSpec
 from torchcaps.models.tsai2020 import Tsai2020, Tsai2020Diverse, Tsai2020Dynamic, Tsai2020EM
@@ -53,12 +54,14 @@ __all__ = [
     "Mazzia2021",
     "ModelSpec",
     "Network",
+    "NormalizedConvCapsules",
     "Objective",
     "OptimizerConfig",
     "Output",
     "PooledCNN",
     "Recipe",
     "ResNet18",
+    "Ribeiro2020",
     "Sabour2017",
     "Tsai2020",
     "Tsai2020Diverse",

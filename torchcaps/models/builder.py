@@ -129,15 +129,16 @@ class Layers:
         padding: Padding = 0,
         *,
         routing: Routing,
+        layer_class: type[ConvCapsules] = ConvCapsules,
         **options: Any,
     ) -> None:
-        """Append a convolutional capsule layer."""
+        """Append a convolutional capsule layer, an instance of ``layer_class``."""
         grid = self.grid
         self._update_grid(name, kernel, stride, padding)
         window = (kernel, kernel) if isinstance(kernel, int) else kernel
         gain = HIDDEN_GAIN if self.grid != (1, 1) else CLASS_GAIN
         options.setdefault("init", squash_std(routing, self.types * window[0] * window[1], types, dim, gain))
-        self.capsules[name] = ConvCapsules(
+        self.capsules[name] = layer_class(
             self.types,
             self.dim,
             types,
