@@ -1,5 +1,6 @@
 """Accuracy under adversarial attacks, white-box or black-box: Chen 2019, section 4.3."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,7 @@ class AttackResult:
             class, whatever the attack. (The 11.35 % and 8.92 % of Chen 2019 are the frequencies of the
             digits 1 and 5 in the MNIST test set.)
         before, after: example images, those with a changed prediction first, ``[K, C, H, W]``.
+        predicted_before, predicted_after: predicted classes of the examples, multi-hot ``[K, classes]``, if recorded.
     """
 
     method: str
@@ -55,6 +57,8 @@ class AttackResult:
     degenerate: bool
     before: Tensor
     after: Tensor
+    predicted_before: Tensor | None = None
+    predicted_after: Tensor | None = None
 
 
 def attack(
@@ -140,14 +144,25 @@ def attack(
         degenerate=top_fraction >= DEGENERATE_FRACTION > float(true.max()) / len(images),
         before=images[examples].cpu(),
         after=changed[examples].cpu(),
+        predicted_before=clean[examples].cpu() > 0,
+        predicted_after=predicted[examples].cpu() > 0,
     )
 
 
 # Figure -------------------------------------------------------------------------------------------------------------
 
 
-def draw_attack(results: Mapping[str, AttackResult], out: Path | str, title: str = "") -> None:
-    """Draw accuracies before and after, the predicted classes, and example images of the first result."""
+def draw_attack(
+    results: Mapping[str, AttackResult], out: Path | str, title: str = "", classes: Sequence[str] | None = None
+) -> None:
+    """Draw accuracies before and after, the predicted classes, and example images of the first result.
+
+    Args:
+        results: the return values of `attack`, by the name of the model.
+        out: the file, .png, .svg or .pdf.
+        title: above the figure.
+        classes: class names, by default their indices.
+    """
     if not results:
         raise ValueError("results must contain at least one attack, got none")
     first = next(iter(results.values()))
@@ -170,13 +185,21 @@ def draw_attack(results: Mapping[str, AttackResult], out: Path | str, title: str
     accuracy.set_xlim(0, 112)
     accuracy.set_xticks(range(0, 101, 20))
     accuracy.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, fontsize=8, frameon=False)
-    _draw_predicted(predicted, results)
+    _draw_predicted(predicted, results, classes)
     if lower:
         grid = lower[0].subplots(2, n_examples, squeeze=False)
-        lower[0].suptitle(f"{next(iter(results))}: before and after, changed by at most {first.eps:.3g}", fontsize=9)
-        for column, (before, after) in enumerate(zip(first.before, first.after, strict=True)):
-            show_image(grid[0, column], before)
-            show_image(grid[1, column], after)
+        change = f"each pixel changed by at most {255 * first.eps:.3g} of 255 grey levels"
+        text = f"{next(iter(results))}: images and predicted classes before (above) and after the attack, {change}"
+        lower[0].suptitle(text, fontsize=9)
+        for row, (images, predictions) in enumerate(
+            ((first.before, first.predicted_before), (first.after, first.predicted_after))
+        ):
+            for column, image in enumerate(images):
+                show_image(grid[row, column], image)
+                if predictions is not None:
+                    is_changed = row == 1 and not bool((predictions[column] == first.predicted_before[column]).all())  # type: ignore[index]
+                    label = _class_label(predictions[column], classes)
+                    grid[row, column].set_title(label, fontsize=8, pad=2, color=COLORS[1] if is_changed else "black")
     save_figure(figure, out)
 
 
@@ -185,7 +208,13 @@ def _row_label(name: str, result: AttackResult) -> str:
     return f"{name}\n(nearly always {int(result.predicted.argmax())})" if result.degenerate else name
 
 
-def _draw_predicted(axes: Any, results: Mapping[str, AttackResult]) -> None:
+def _class_label(predicted: Tensor, classes: Sequence[str] | None) -> str:
+    """Return the names of predicted classes, wrapped."""
+    names = [str(n) if classes is None else classes[n] for n in predicted.nonzero()[:, 0].tolist()]
+    return textwrap.fill(" + ".join(names) or "none", 14)
+
+
+def _draw_predicted(axes: Any, results: Mapping[str, AttackResult], classes: Sequence[str] | None) -> None:
     """Draw how often each class is predicted after the attack, in percent of the images."""
     width = 0.8 / len(results)
     for index, (name, result) in enumerate(results.items()):
@@ -199,7 +228,8 @@ def _draw_predicted(axes: Any, results: Mapping[str, AttackResult]) -> None:
             ticks = torch.arange(n_classes).numpy()
             axes.hlines(true, ticks - 0.45, ticks + 0.45, color="black", linewidth=1.2, label="true")
             if n_classes <= 20:
-                axes.set_xticks(ticks)
+                names = list(map(str, ticks)) if classes is None else list(classes)
+                axes.set_xticks(ticks, names, rotation=90 if max(map(len, names)) > 2 else 0, fontsize=8)
     style_axes(axes, x="predicted class after the attack", y="images, %")
     columns = 2 if max(map(len, results)) > 16 else 4
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=columns, fontsize=8, frameon=False)
@@ -287,7 +317,7 @@ def _title(result: AttackResult) -> str:
 
 def _draw(results: Mapping[str, AttackResult], out: Path, title: str, classes: Sequence[str]) -> None:
     subtitle = _title(next(iter(results.values())))
-    draw_attack(results, out, f"{title}: {subtitle}" if title else subtitle)
+    draw_attack(results, out, f"{title}: {subtitle}" if title else subtitle, classes)
 
 
 ATTACK = register_analysis(

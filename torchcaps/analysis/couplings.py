@@ -1,23 +1,19 @@
 """Coupling coefficients of every layer and iteration: their entropy, and maps over the image."""
 
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchcaps._core.plotting import COLORS, MARKERS, new_figure, save_figure, show_image, style_axes
 from torchcaps.analysis.common import (
     Progress,
     capsule_layers,
     first_labels,
     require_capsules,
-    round_robin_indices,
     traced_outputs,
 )
+from torchcaps.analysis.couplings_figures import NEARLY_UNIFORM, draw_couplings, is_nearly_uniform
 from torchcaps.analysis.receptive_fields import receptive_field_centers
 from torchcaps.analysis.registry import Analysis, Column, NoOptions, Subject, Summary, register_analysis
 from torchcaps.capsules import Capsules
@@ -246,119 +242,6 @@ def _class_maps(coupling: Tensor, wiring: Wiring, grid: tuple[int, ...], types: 
     return zeros.index_add(2, position, to_class[:, :, child >= 0]).unflatten(2, (grid[0], grid[1]))
 
 
-# Figure -------------------------------------------------------------------------------------------------------------
-
-
-def draw_couplings(
-    result: CouplingMaps, out: Path | str, title: str = "", n: int = 4, classes: Sequence[str] | None = None
-) -> None:
-    """Draw ``n`` images with their maps at every iteration, and the entropy of every layer by iteration.
-
-    Purple is below the uniform coupling, orange above; the line is the outline of the foreground. Each position is
-    drawn around the centre of its receptive field.
-
-    Args:
-        result: the return value of `coupling_maps`.
-        out: the file, .png, .svg or .pdf.
-        title: above the figure.
-        n: number of images.
-        classes: class names, by default their indices.
-    """
-    mapped = next((layer for layer in result.layers if layer.maps is not None), None)
-    has_entropy = any(layer.entropy is not None for layer in result.layers)
-    n = min(n, len(result.images))
-    n_iterations = 0 if mapped is None or mapped.maps is None else mapped.maps.shape[1]
-    maps_width = 1.3 * (1 + n_iterations) + 0.9 if mapped else 0.0
-    entropy_width = 4.2 if has_entropy else 2.6
-    figure = new_figure(maps_width + entropy_width, max(3.4, 1.3 * n + 0.7 if mapped else 0))
-    if title:
-        figure.suptitle(title, fontsize=11)
-    if mapped is not None:
-        left, right = figure.subfigures(1, 2, width_ratios=[maps_width, entropy_width])
-        _draw_maps(left, result, mapped, n, classes)
-        _draw_entropy(right.subplots(), result, has_entropy)
-    else:
-        _draw_entropy(figure.subplots(), result, has_entropy)
-    save_figure(figure, out)
-
-
-def _draw_maps(figure: Any, result: CouplingMaps, layer: LayerCouplings, n: int, classes: Sequence[str] | None) -> None:
-    """Draw one row per image: the image, then its coupling map of each iteration."""
-    assert layer.maps is not None
-    selected = round_robin_indices(result.classes, torch.ones(len(result.classes)))[:n]
-    maps = layer.maps[selected].float()
-    grid = figure.subplots(n, 1 + maps.shape[1], squeeze=False)
-    largest = max(float((maps - layer.uniform).abs().max()), 1e-6)
-    height, width = result.images.shape[2:]
-    if layer.centers:
-        top, row_step, left, column_step = layer.centers
-    else:  # unknown: spread over the whole image
-        row_step, column_step = height / maps.shape[2], width / maps.shape[3]
-        top, left = (row_step - 1) / 2, (column_step - 1) / 2
-    rows, columns = maps.shape[2:]
-    extent = (
-        left - column_step / 2,
-        left + column_step * (columns - 0.5),
-        top + row_step * (rows - 0.5),
-        top - row_step / 2,
-    )
-    heat_map = None
-    for row, index in enumerate(selected):
-        image = result.images[index]
-        grey = image.float().mean(0)
-        middle = float(grey.min() + grey.max()) / 2
-        for column, axes in enumerate(grid[row]):
-            if column == 0:
-                show_image(axes, image[:1] if len(image) == 2 else image)
-                label = int(result.classes[index])
-                axes.set_title(f"class {label}" if classes is None else classes[label], fontsize=9)
-                continue
-            colors = {"cmap": "PuOr_r", "vmin": layer.uniform - largest, "vmax": layer.uniform + largest}
-            heat_map = axes.imshow(maps[row, column - 1].numpy(), extent=extent, interpolation="nearest", **colors)
-            if grey.max() > grey.min():
-                axes.contour(grey.numpy(), levels=[middle], colors="k", linewidths=0.8, linestyles="solid")
-            axes.set_xlim(-0.5, width - 0.5)
-            axes.set_ylim(height - 0.5, -0.5)
-            axes.set_xticks([])
-            axes.set_yticks([])
-            axes.set_facecolor("#cccccc")
-            if row == 0:
-                axes.set_title(f"iteration {column}", fontsize=9)
-    bar = figure.colorbar(heat_map, ax=grid[:, 1:], shrink=0.9, aspect=30, pad=0.02)
-    bar.set_label("coupling to the class" + (f" (uniform: {layer.uniform:.2g})" if layer.couples else ""), fontsize=9)
-    bar.ax.tick_params(labelsize=8)
-
-
-def _draw_entropy(axes: Any, result: CouplingMaps, has_entropy: bool) -> None:
-    """Draw mean and standard deviation of the entropy by iteration, and the reasons for missing values."""
-    reasons: dict[str, list[str]] = {}
-    lowest, n_iterations = 0.99, 1
-    for index, layer in enumerate(result.layers):
-        if layer.entropy is None:
-            reasons.setdefault(layer.why_no_entropy, []).append(layer.name)
-            continue
-        mean, std = layer.entropy.mean(0), layer.entropy.std(0, correction=0)
-        lowest, n_iterations = min(lowest, float((mean - std).min())), max(n_iterations, len(mean))
-        color, marker = COLORS[index % len(COLORS)], MARKERS[index % len(MARKERS)]
-        style = {"color": color, "marker": marker, "capsize": 3, "label": f"{layer.name} ({float(mean[-1]):.4f})"}
-        axes.errorbar(range(1, len(mean) + 1), mean.tolist(), std.tolist(), **style)
-    lines = [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
-    if all(layer.maps is None for layer in result.layers):
-        lines.append(f"no maps of {result.layers[-1].name}: {result.layers[-1].why_no_maps}")
-    text = "\n".join(textwrap.fill(line, 58 if has_entropy else 34) for line in lines)
-    if not has_entropy:
-        axes.set_axis_off()
-        axes.text(0.5, 0.5, text, transform=axes.transAxes, fontsize=8, ha="center", va="center")
-        return
-    style_axes(axes, "", "routing iteration", "normalised entropy (1: uniform, 0: one-hot)")
-    axes.set_title(text, fontsize=8)
-    span = 1 - lowest
-    axes.set_ylim(lowest - 0.1 * span, 1 + 0.05 * span)
-    axes.set_xlim(0.7, n_iterations + 0.3)
-    axes.set_xticks(range(1, n_iterations + 1))
-    axes.legend(frameon=False, fontsize=8, title="mean ± std over images (last mean)", title_fontsize=8)
-
-
 # Declaration --------------------------------------------------------------------------------------------------------
 
 
@@ -375,6 +258,8 @@ def _summarize(result: CouplingMaps, classes: Sequence[str]) -> Summary:
         rows[layer.name] = {str(iteration): value for iteration, value in enumerate(values, 1)}
         if layer.entropy is None:
             notes.append(f"{layer.name}: {layer.why_no_entropy}.")
+    if is_nearly_uniform(result):
+        notes.append(f"{NEARLY_UNIFORM.capitalize()}.")
     if result.layers[-1].maps is None:
         notes.append(f"No maps of {result.layers[-1].name}: {result.layers[-1].why_no_maps}.")
     n_iterations = max(len(row) for row in rows.values())

@@ -1,5 +1,6 @@
 """Predictions of any network on test images, correct and incorrect, with reconstructions if it has a decoder."""
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ __all__ = ["Predictions", "draw_predictions", "predict_images"]
 
 CORRECT_COLOR, INCORRECT_COLOR = "#1a7f37", "#c62828"
 IMAGES_PER_ROW, MAX_ROWS = 10, 2  # of correct images, and of incorrect ones
+LABEL_CHARACTERS = 13  # per line above an image
 
 
 @dataclass(frozen=True)
@@ -108,10 +110,13 @@ def draw_predictions(
         indices = round_robin_indices(first_labels, mask)[: MAX_ROWS * IMAGES_PER_ROW]
         rows += [indices[start : start + IMAGES_PER_ROW] for start in range(0, len(indices), IMAGES_PER_ROW)]
     n_lines = 1 if result.reconstructions is None else 2
-    height = len(rows) * (n_lines * 0.95 + 0.3) + 0.7
+    labels = {i: _label(result.true[i], result.predicted[i], classes) for row in rows for i in row}
+    label_height = 0.13 * max((label.count("\n") for label in labels.values()), default=0)  # of the further lines
+    height = len(rows) * (n_lines * 0.95 + 0.3 + label_height) + 0.7 + label_height
     figure = new_figure(IMAGES_PER_ROW * 0.95 + 0.2, height, layout=None)
-    figure.subplots_adjust(left=0.01, right=0.99, bottom=0.02, top=1 - 0.8 / height, hspace=0.35)
-    outer = figure.add_gridspec(len(rows), 1, hspace=0.3)
+    top = 1 - (0.8 + label_height) / height
+    figure.subplots_adjust(left=0.01, right=0.99, bottom=0.02, top=top, hspace=0.35)
+    outer = figure.add_gridspec(len(rows), 1, hspace=0.3 + label_height / (n_lines * 0.95))
     for row_index, row in enumerate(rows):
         grid = outer[row_index].subgridspec(n_lines, IMAGES_PER_ROW, hspace=0.04, wspace=0.06).subplots(squeeze=False)
         for axes in grid.flat:
@@ -119,8 +124,7 @@ def draw_predictions(
         for column, index in enumerate(row):
             show_objects(grid[0][column], result.images[index])
             color = CORRECT_COLOR if result.correct[index] else INCORRECT_COLOR
-            label = _label(result.true[index], result.predicted[index], classes)
-            grid[0][column].set_title(label, fontsize=8, color=color, pad=3)
+            grid[0][column].set_title(labels[index], fontsize=8, color=color, pad=3)
             if result.reconstructions is not None:
                 show_objects(grid[1][column], result.reconstructions[index])
     heading = f"{title}: " if title else ""
@@ -133,9 +137,14 @@ def draw_predictions(
 
 def _label(true: Tensor, predicted: Tensor, classes: Sequence[str] | None) -> str:
     """Return the true classes, followed by the predicted ones if they differ."""
-    shown = [str(n) for n in range(len(true))] if classes is None else [name[:8] for name in classes]
+    shown = [str(n) for n in range(len(true))] if classes is None else classes
     names = ["+".join(shown[n] for n in hot.nonzero()[:, 0].tolist()) or "none" for hot in (true, predicted)]
-    return names[0] if names[0] == names[1] else "→".join(names)
+    if names[0] == names[1]:
+        return textwrap.fill(names[0], LABEL_CHARACTERS)
+    text = "→".join(names)
+    if len(text) <= LABEL_CHARACTERS:
+        return text
+    return "\n".join(textwrap.fill(part, LABEL_CHARACTERS) for part in (names[0], f"→ {names[1]}"))
 
 
 # Declaration --------------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from torchcaps.training.inference import Prediction
 from torchcaps.training.setup import limit_images
 
 __all__ = [
+    "best_row",
     "draw_confusion",
     "draw_learning_curves",
     "draw_prediction",
@@ -27,6 +28,7 @@ __all__ = [
 ]
 
 CORRECT_COLOR = "#1a7f37"
+MIN_ERROR_SCALE_PERCENT = 20.0  # end of the colour scale of incorrect predictions, of the true class
 SPLIT_COLORS = {"train": "#9e9e9e", "val": "#1565c0", "test": "#ef6c00"}
 
 
@@ -68,14 +70,14 @@ def draw_run(
 
 
 def draw_learning_curves(rows: list[dict[str, Any]], out: Path, title: str = "") -> None:
-    """Draw loss, error rate and learning rate against epochs.
+    """Draw loss, error rate and learning rate against epochs; the epoch with the best validation accuracy is marked.
 
     Args:
         rows: metrics, see `torchcaps.training.logging.COLUMNS`.
         out: the file.
         title: of the figure.
     """
-    figure = new_figure(9, 3.4)
+    figure = new_figure(10.5, 3.6)
     loss_axes, error_axes, lr_axes = figure.subplots(1, 3)
     for split, color in SPLIT_COLORS.items():
         losses = [(row["epoch"], row[f"{split}_loss"]) for row in rows]
@@ -86,9 +88,17 @@ def draw_learning_curves(rows: list[dict[str, Any]], out: Path, title: str = "")
             if points:
                 axes.plot(*zip(*points, strict=True), color=color, marker=".", label=split)
     lr_axes.plot([row["epoch"] for row in rows], [row["lr"] for row in rows], color="#555555", marker=".")
-    for axes, label in ((loss_axes, "loss"), (error_axes, "error rate, %"), (lr_axes, "learning rate")):
+    best = best_row(rows)
+    for axes, title_, label in (
+        (loss_axes, "loss", "mean loss per image"),
+        (error_axes, "error rate", "incorrect images, %"),
+        (lr_axes, "learning rate", "learning rate"),
+    ):
         axes.set_xlim(left=0)
-        style_axes(axes, label, "epoch")
+        style_axes(axes, title_, "epoch", label)
+        if best is not None and axes is not lr_axes:
+            label = f"best val: epoch {best['epoch']:g}"
+            axes.axvline(best["epoch"], color=SPLIT_COLORS["val"], linewidth=1, linestyle="--", label=label)
     for axes in (loss_axes, error_axes):
         low, high = axes.get_ylim()
         if low > 0 and high / low > 20:
@@ -96,14 +106,22 @@ def draw_learning_curves(rows: list[dict[str, Any]], out: Path, title: str = "")
         elif axes is error_axes:
             axes.set_ylim(bottom=0)
         if axes.get_legend_handles_labels()[0]:
-            axes.legend(frameon=False, fontsize=9)
+            axes.legend(frameon=False, fontsize=8)
     if title:
         figure.suptitle(title, fontsize=11)
     save_figure(figure, out)
 
 
+def best_row(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the row with the highest validation accuracy, of equal ones that with the lowest loss, if there is one."""
+    scored = [row for row in rows if row["val_accuracy"] is not None]
+    return max(scored, key=lambda row: (row["val_accuracy"], -row["val_loss"])) if scored else None
+
+
 def draw_confusion(result: Evaluation, classes: tuple[str, ...], out: Path, title: str = "") -> None:
-    """Draw the confusion matrix; the color scale shows the incorrect predictions only.
+    """Draw the confusion matrix: counts, coloured by their fraction of the true class, correct ones in green.
+
+    The scale of the incorrect predictions ends at a fifth of the class or above, so that a few errors stay pale.
 
     Args:
         result: an evaluation with a confusion matrix.
@@ -113,27 +131,31 @@ def draw_confusion(result: Evaluation, classes: tuple[str, ...], out: Path, titl
     """
     matrix = torch.tensor(result.confusion)
     n = len(classes)
-    side = min(14.0, 2.2 + 0.42 * n)
-    figure = new_figure(side + 0.6, side)
+    percent = 100 * matrix / matrix.sum(1, keepdim=True).clamp_min(1)
+    diagonal = torch.eye(n, dtype=torch.bool)
+    worst = max(MIN_ERROR_SCALE_PERCENT, float(percent[~diagonal].max()) if n > 1 else 0.0)
+    longest = max(map(len, classes))
+    side = min(14.0, 2.6 + 0.45 * n)
+    margin = min(4.0, 0.07 * longest)
+    figure = new_figure(side + margin + 1.4, side + (margin if longest > 2 else 0))
     axes = figure.subplots()
-    incorrect = matrix.clone().fill_diagonal_(0)
-    image = axes.imshow(incorrect.numpy(), cmap="Reds", vmin=0, vmax=max(1, int(incorrect.max())))
-    names = [name if len(name) <= 14 else name[:13] + "…" for name in classes]
+    masked = {"correct": percent.where(diagonal, torch.nan), "incorrect": percent.where(~diagonal, torch.nan)}
+    scales = {"incorrect": ("Reds", worst), "correct": ("Greens", 100.0)}
+    for kind, (colors, most) in scales.items():
+        image = axes.imshow(masked[kind].numpy(), cmap=colors, vmin=0, vmax=most)
+        figure.colorbar(image, ax=axes, label=f"{kind}, % of the true class", shrink=0.7)
     size = 9 if n <= 20 else 5
-    axes.set_xticks(range(n), names, rotation=90 if max(map(len, names)) > 2 else 0, fontsize=size)
-    axes.set_yticks(range(n), names, fontsize=size)
+    axes.set_xticks(range(n), classes, rotation=90 if longest > 2 else 0, fontsize=size)
+    axes.set_yticks(range(n), classes, fontsize=size)
     for row, column in itertools.product(range(n), repeat=2) if n <= 30 else ():
         count = int(matrix[row, column])
         if count:
-            is_dark = row != column and count > 0.6 * int(incorrect.max())
-            color = CORRECT_COLOR if row == column else "white" if is_dark else "#333333"
+            is_dark = float(percent[row, column]) > 0.6 * (100 if row == column else worst)
             size = 8 if n <= 15 else 5
+            color = "white" if is_dark else "#333333"
             axes.text(column, row, str(count), ha="center", va="center", fontsize=size, color=color)
     axes.set_xlabel("predicted class")
     axes.set_ylabel("true class")
-    bar = figure.colorbar(image, ax=axes, label="incorrect images", shrink=0.7)
-    bar.locator = import_optional("matplotlib.ticker", "drawing").MaxNLocator(integer=True)
-    bar.update_ticks()
     axes.set_title(title or f"{result.n_correct:,} of {result.n:,} correct", fontsize=10)
     save_figure(figure, out)
 
@@ -160,7 +182,7 @@ def draw_prediction(prediction: Prediction, classes: tuple[str, ...], out: Path)
     images = [("input", prediction.image)]
     if prediction.reconstruction is not None:
         images.append(("reconstruction", prediction.reconstruction))
-    figure = new_figure(2.2 * len(images) + 3.2, 2.6)
+    figure = new_figure(2.2 * len(images) + 3.2 + 0.06 * max(map(len, classes)), 2.7)
     axes = figure.subplots(1, len(images) + 1, width_ratios=[1] * len(images) + [1.4])
     for image_axes, (title, image) in zip(axes, images, strict=False):
         _show(image_axes, image)
@@ -170,9 +192,10 @@ def draw_prediction(prediction: Prediction, classes: tuple[str, ...], out: Path)
     order = sorted(order) if len(classes) <= 12 else order
     colors = [CORRECT_COLOR if classes[index] in prediction.classes else "#9e9e9e" for index in order]
     axes[-1].barh(range(len(order)), [prediction.scores[index] for index in order], color=colors)
-    axes[-1].set_yticks(range(len(order)), [classes[index][:16] for index in order], fontsize=8)
+    axes[-1].set_yticks(range(len(order)), [classes[index] for index in order], fontsize=8)
     axes[-1].invert_yaxis()
     axes[-1].set_xlim(0, 1)
+    axes[-1].set_xlabel("score", fontsize=8)
     axes[-1].spines[["top", "right"]].set_visible(False)
     axes[-1].set_title(" and ".join(prediction.classes) or "no class", fontsize=10)
     save_figure(figure, out)

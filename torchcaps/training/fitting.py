@@ -20,6 +20,7 @@ from torchcaps.models import ModelSpec, Network
 from torchcaps.training.config import RunSpec
 from torchcaps.training.distributed import num_processes
 from torchcaps.training.evaluation import Evaluation, evaluate
+from torchcaps.training.figures import best_row
 from torchcaps.training.fit_settings import recorded_settings, settings_of_model
 from torchcaps.training.inference import load_run
 from torchcaps.training.logging import COLUMNS, ConsoleLogger, read_metrics
@@ -138,10 +139,9 @@ def _load_fitted(result: TrainResult, network: Network | None, classes: tuple[st
     directory = RunDirectory(result.path)
     rows = read_metrics(directory.metrics)
     history = {column: [row[column] for row in rows] for column in COLUMNS}
-    scored = [(row["val_accuracy"], -row["val_loss"], row["epoch"]) for row in rows if row["val_accuracy"] is not None]
-    # Of equal accuracies the lower loss counts, of equal losses the earlier epoch, as for the best checkpoint.
-    best = max(scored, key=lambda row: row[:2])[2] if scored else None
-    return FittedRun(result.path, network.eval(), run.spec, classes, history, best, result)
+    best = best_row(rows)
+    epoch = None if best is None else best["epoch"]
+    return FittedRun(result.path, network.eval(), run.spec, classes, history, epoch, result)
 
 
 # Data ---------------------------------------------------------------------------------------------------------------
