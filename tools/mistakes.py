@@ -78,7 +78,7 @@ def main(epochs: int = 4) -> None:
             second = accuracy(model, images, labels)
             found += f", and {100 * second:.1f} % in a second evaluation"
         if name == "no squash":
-            found += f"; lengths up to {float(model(images)[0].max()):.2f}"
+            found += f"; lengths up to {float(model(images)[0].detach().max()):.2f}"
         print(found, flush=True)
     print_leak(reference, images, labels)
     print_nan(images)

