@@ -98,12 +98,13 @@ def test_locks_contain_the_cpu_build_of_torch() -> None:
     assert "torchvision" not in (ROOT / "requirements/dev.lock").read_text()
 
 
-def test_layers_tool_lists_every_routing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+def test_layers_tool_lists_every_exact_routing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
     """It compares one layer of each routing with the reference loops."""
     monkeypatch.setattr(sys, "argv", ["layers.py", "--digits", "1"])
     load_module(ROOT / "tools/layers.py").main()
     out = capsys.readouterr().out
-    classes = [type(torchcaps.create_routing(name)).__name__ for name in torchcaps.list_routings()]
+    routings = [torchcaps.create_routing(name) for name in torchcaps.list_routings()]
+    classes = [type(routing).__name__ for routing in routings if not routing.approximate]
     assert [name for name in classes if name not in out] == []
     assert "…" not in out  # no truncated column
 

@@ -60,7 +60,9 @@ def test_scores_are_those_of_the_head(name: str) -> None:
 
 @pytest.mark.parametrize("name", CAPSULE_MODELS)
 def test_trace_has_every_layer_and_iteration(name: str) -> None:
-    model = narrow(name).eval()
+    # a fixed point that is not reached amplifies the rounding of streamed votes: store them
+    approximate = getattr(getattr(MODELS.get(name).spec, "routing", None), "approximate", False)
+    model = narrow(name, **({"streamed": False} if approximate else {})).eval()
     images = batch(model, 2)[0]
     output = model(images, trace=True)
     layers = list(model.capsules.layers.values())

@@ -42,7 +42,7 @@ KILLS: list[tuple[Any, str, int]] = [
     *((MetricsLog, "write", call) for call in (1, 2)),
     (Trainer, "evaluate", 1),
     (Trainer, "_update_best", 1),
-    (Trainer, "_save", 3),
+    (Trainer, "save", 3),
 ]
 
 

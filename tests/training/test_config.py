@@ -62,6 +62,7 @@ CHANGES: dict[str, Any] = {
     "test_data": "mnist",
     "augmentation": "",
     "val_fraction": 0.25,
+    "class_weights": "balanced",
     "eval_weights": "best",
     "note": "a note",
 }

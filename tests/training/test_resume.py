@@ -123,7 +123,7 @@ def test_second_signal_ends_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_kill_between_metrics_row_and_checkpoint_loses_neither(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = small_spec(epochs=4, val_fraction=0.3, checkpoint_interval_steps=1)
     complete = train(spec, tmp_path / "complete")
-    save = Trainer._save
+    save = Trainer.save
 
     def stop(self: Trainer) -> None:
         if self.state.batch == 0:  # the checkpoint at the end of an epoch, after its row
@@ -131,7 +131,7 @@ def test_kill_between_metrics_row_and_checkpoint_loses_neither(tmp_path: Path, m
         save(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_save", stop)
+        patch.setattr(Trainer, "save", stop)
         with pytest.raises(KeyboardInterrupt):
             train(spec, tmp_path / "run")
         for _ in range(3):
@@ -197,7 +197,7 @@ def test_full_disk_keeps_last_checkpoint(tmp_path: Path, limit_file_size: Any, m
 def test_unusable_directory_is_reported_before_data_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setattr("torchcaps.training.run.open_data", None)
-    with pytest.raises(RunError, match=r"file/run.*Not a directory"):
+    with pytest.raises(ValueError, match=r"file/run.*Not a directory"):
         train(small_spec(), tmp_path / "file/run")
 
 

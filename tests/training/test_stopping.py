@@ -95,13 +95,13 @@ def test_resume_with_more_minutes_plans_again(tmp_path: Path, step_clock: StepCl
 
 def test_checkpoint_interval_minutes(tmp_path: Path, step_clock: StepClock, monkeypatch: pytest.MonkeyPatch) -> None:
     saved: list[int] = []
-    save = Trainer._save
+    save = Trainer.save
 
     def record(self: Trainer) -> None:
         saved.append(self.state.step)
         save(self)
 
-    monkeypatch.setattr(Trainer, "_save", record)
+    monkeypatch.setattr(Trainer, "save", record)
     train(
         small_spec(epochs=1, batch_size=7, checkpoint_interval_minutes=0.375 / 60), tmp_path / "run", clock=step_clock
     )
