@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.explorer.helpers import SAMPLE, array, post, request, small_run, untrained_run
+from torchcaps.analysis.attacks import frozen
 from torchcaps.analysis.common import capsule_layers
 from torchcaps.explorer import ExploredRun, create_app
 from torchcaps.explorer.statistics import Statistics
@@ -228,6 +229,14 @@ def test_statistics_count_every_image_and_sort_samples(run: ExploredRun) -> None
     assert bool((uncertain[:-1] <= uncertain[1:]).all())
     label, predicted = (int(rows[7].nonzero()[0]) for rows in (statistics.true, statistics.predicted))
     assert 7 in statistics.order("index", label, predicted)
+
+
+def test_tables_do_not_depend_on_requests_that_freeze_the_weights() -> None:
+    """The credit's gradient freezes the parameters while another request may compute the layer table."""
+    explored = small_run()
+    with frozen(explored.pixels):
+        assert explored.training["memory"]["total"] > 0
+    assert explored.training["table"][-1][3] == f"{explored.model.n_parameters:,}"
 
 
 def test_parts_that_a_model_lacks_are_named() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchcaps._core.random import permute_indices
 from torchcaps._core.serialize import to_plain
@@ -53,8 +53,9 @@ class ExploredRun:
     def __init__(self, run: TrainedRun, name: str, max_images: int = 1000) -> None:
         self.run, self.name = run, name
         self.model: Network = run.model.eval()
-        # For tables: a copy that shares the weights, whose routing no request changes.
-        shared = {id(tensor): tensor for tensor in (*run.model.parameters(), *run.model.buffers())}
+        # For tables: a copy with the same memory, whose routing and requires_grad no request changes.
+        shared: dict[int, Tensor] = {id(buffer): buffer for buffer in run.model.buffers()}
+        shared |= {id(p): nn.Parameter(p.detach(), p.requires_grad) for p in run.model.parameters()}
         self._reference = copy.deepcopy(self.model, shared)
         self.dataset, self.why_no_samples = _open_samples(run)
         shape = unprocessed_shape(run) if self.dataset is None else self.dataset.shape

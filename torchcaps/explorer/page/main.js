@@ -35,7 +35,11 @@ async function start() {
   document.getElementById("root").replaceChildren(createHeader(ctx), h("main", { class: info.runs.length > 1 ? "compared" : null }, createInput(ctx), createPanels(ctx)));
   document.title = `${info.runs.map((run) => run.name).join(" and ")} · torchcaps explorer`;
   listenToKeys(ctx);
-  const compute = coalesce(() => forward(ctx));
+  const compute = coalesce(async () => {
+    ctx.computing = true;
+    await forward(ctx);
+    ctx.computing = false;
+  });
   ctx.state.subscribe((changed) => {
     if (INPUT_FIELDS.some((field) => changed.has(field))) compute();
     const panels = new Set([...changed].flatMap((field) => DEPENDS[field] ?? []));
@@ -49,7 +53,7 @@ async function start() {
 
 function createContext(backend, info) {
   const ctx = {
-    backend, info, state: createState(), results: info.runs.map(() => null), version: 0, listeners: [], panels: {}, actions: {},
+    backend, info, state: createState(), results: info.runs.map(() => null), version: 0, computing: false, listeners: [], panels: {}, actions: {},
     decoded: [], credits: [], parents: [], statistics: [], training: [], onResults: (listener) => ctx.listeners.push(listener),
     redraw: (id) => ctx.panels[id]?.redraw(),
     whenStatisticsReady(run) {
