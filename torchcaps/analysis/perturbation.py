@@ -163,7 +163,7 @@ def draw_perturbation(
         rows = (decoded - result.unperturbed[image]).square().flatten(1).sum(1).topk(n_dims).indices
     dims, decoded = result.dims[rows], decoded[rows]
     n_rows, n_columns = decoded.shape[:2]
-    side, left, top = 0.55, 0.55, 1.75
+    side, left, top = 0.55, 0.75, 1.85
     width, height = left + side * n_columns + 0.1, top + side * n_rows + 0.1
     figure = new_figure(width, height, layout=None)
 
@@ -183,7 +183,9 @@ def draw_perturbation(
         axes = add_axes(x, 0.5, 0.8)
         show_image(axes, panel)
         axes.set_title(name, fontsize=8, pad=2)
-    figure.text(0.06 / width, 1 - (top - 0.06) / height, "dim", fontsize=8, va="bottom")
+    figure.text(0.06 / width, 1 - (top - 0.06) / height, "dimension", fontsize=8, va="bottom")
+    columns_title = "amount added to the dimension of the class capsule"
+    figure.text(middle / width, 1 - (top - 0.24) / height, columns_title, ha="center", va="bottom", fontsize=8)
     for row in range(n_rows):
         y = top + side * row
         name = str(int(dims[row]))

@@ -156,7 +156,7 @@ def draw_trajectories(
         label = result.labels[index]
         name = label if classes is None else classes[label]
         subtitle = f"class {name}, {kind}; {100 * result.plane_fractions[index]:.0f} % within the plane"
-        style_axes(axes, f"cos = {cosine}\n{subtitle}")
+        style_axes(axes, f"cos = {cosine}\n{subtitle}", "first principal component", "second principal component")
         axes.set_aspect("equal", adjustable="datalim")
         axes.margins(0.15)
         axes.tick_params(labelbottom=False, labelleft=False, length=0)
