@@ -181,8 +181,9 @@ def over(
 
     Args:
         cases: the cases.
-        n: size of the sample of the product. The sample contains each routing variant with each combination of factors,
-            and each algorithm with each geometry and pose, even if these are more than ``n``. Default: the product.
+        n: size of the sample of the product. The sample contains each routing variant, and each algorithm with each
+            combination of factors and with each geometry and pose, even if these are more than ``n``. Default: the
+            product.
         pairs: False for expensive tests: the sample contains each variant and each factor once, not their combinations.
         seed: seed of the sample.
         factors: for each further argument of the test its values, by name.
@@ -190,7 +191,8 @@ def over(
     product = list(itertools.product(cases, *(values.items() for values in factors.values())))
     if n is not None:
         keys = [
-            lambda row: (row[0].name, *(name for name, _ in row[1:])),
+            lambda row: row[0].name,
+            lambda row: (row[0].name.partition("[")[0], *(name for name, _ in row[1:])),
             lambda row: (row[0].name.partition("[")[0], row[0].geometry, row[0].pose),
         ]
         if not pairs:

@@ -106,7 +106,7 @@ def test_state_deepcopy_and_pickle_round_trip(case: Case, tmp_path: Path) -> Non
     assert hash(copy.deepcopy(case.routing)) == hash(case.routing)
 
 
-@over(CASES)
+@over(CASES, n=120)
 def test_every_parameter_receives_a_gradient(case: Case) -> None:
     layer, children = case.layer(), case.children()
     for name, gradient in gradients(layer, children).items():
