@@ -82,6 +82,7 @@ def test_memory_estimates() -> None:
     [
         ("images-32", ["images_32"]),
         ("images-64", [f"images_64_seed{n}" for n in range(3)]),
+        ("images-held-out", [f"images_held_out_seed{n}" for n in range(3)]),
     ],
 )
 def test_photographs(name: str, files: list[str]) -> None:
