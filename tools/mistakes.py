@@ -72,7 +72,8 @@ def main(epochs: int = 4) -> None:
         found = f"{name}: {100 * accuracy(model, images, labels):.1f} %"
         if name == "images of a batch mixed":
             alone = accuracy(model, images, labels, 1)
-            by_class = accuracy(model, *(x[labels.argsort()] for x in (images, labels)))
+            order = labels.argsort()
+            by_class = accuracy(model, images[order], labels[order])
             found += f"; one image at a time {100 * alone:.1f} %, in batches of one class {100 * by_class:.1f} %"
         if name == "dropout in evaluation":
             second = accuracy(model, images, labels)

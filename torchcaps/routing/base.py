@@ -223,6 +223,8 @@ class Routing:
             reasons["coupling_sums"] = "the couplings of a child sum to 1 over the parents at all positions"
         if getattr(self, "coordinates", False):
             reasons["translation_equivariance"] = "the position of each child is added to its votes"
+        if self.approximate:
+            reasons["batch_of_one"] = "results are those of a solver and equal up to its tolerance only"
         if self.residual:
             reasons["permutation_invariance"] = "each child is added to the parent of the same index"
         if self.presence is None:
