@@ -210,7 +210,7 @@ def _row_label(name: str, result: AttackResult) -> str:
 
 def _class_label(predicted: Tensor, classes: Sequence[str] | None) -> str:
     """Return the names of predicted classes, wrapped."""
-    names = [str(n) if classes is None else classes[n] for n in predicted.nonzero()[:, 0].tolist()]
+    names = [str(n) if classes is None else classes[int(n)] for n in predicted.nonzero()[:, 0].tolist()]
     return textwrap.fill(" + ".join(names) or "none", 14)
 
 

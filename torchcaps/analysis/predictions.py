@@ -138,7 +138,7 @@ def draw_predictions(
 def _label(true: Tensor, predicted: Tensor, classes: Sequence[str] | None) -> str:
     """Return the true classes, followed by the predicted ones if they differ."""
     shown = [str(n) for n in range(len(true))] if classes is None else classes
-    names = ["+".join(shown[n] for n in hot.nonzero()[:, 0].tolist()) or "none" for hot in (true, predicted)]
+    names = ["+".join(shown[int(n)] for n in hot.nonzero()[:, 0].tolist()) or "none" for hot in (true, predicted)]
     if names[0] == names[1]:
         return textwrap.fill(names[0], LABEL_CHARACTERS)
     text = "→".join(names)
