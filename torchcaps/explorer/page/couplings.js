@@ -6,6 +6,7 @@ import { shorten } from "./classes.js";
 
 const WIDTH = 420;
 const MAX_MAPS = 20;
+const MAX_SITES = 1024;
 
 /** Return the layer that the page shows, with decoded arrays, or null. */
 export function shownLayer(ctx, run) {
@@ -69,9 +70,20 @@ export const couplingsPanel = {
     });
     const chooseLayer = layers.length > 1 && select("Layer", layers.map((layer, n) => [n, layer.name]), layers.length - 1,
       (value) => ctx.state.set({ layer: Number(value), site: null }), "layer");
+    const position2d = select("Parents at", [], "", (value) => ctx.state.set({ site: value.split(",").map(Number) }), "site");
+    ctx.onResults(() => {
+      const layer = shownLayer(ctx, 0)?.layer;
+      const [rows, columns] = layer?.sites ?? [];
+      const several = rows * columns > 1 && rows * columns <= MAX_SITES;
+      position2d.classList.toggle("hidden", !several);
+      if (!several) return;
+      const sites = Array.from({ length: rows * columns }, (_, n) => [Math.floor(n / columns), n % columns]);
+      position2d.input.replaceChildren(...sites.map(([row, column]) => h("option", { value: `${row},${column}` }, `row ${row}, column ${column}`)));
+      position2d.input.value = layer.site.join(",");
+    });
     const view = select("View", [["maps", "maps by parent"], ["matrix", "matrix"]], ctx.state.get().view,
       (value) => ctx.state.set({ view: value }), "coupling-view");
-    return [chooseLayer || null, view, position, play];
+    return [chooseLayer || null, position2d, view, position, play];
   },
   draw(ctx, run) {
     const shown = shownLayer(ctx, run);

@@ -95,11 +95,13 @@ export const decoderPanel = {
       const second = images.slice((inputs.length - 1) * size);
       tiles.push([`${shorten(classes[pair[0]], 5)} and ${shorten(classes[pair[1]], 5)}`, overlay(first, second, decoder.image)]);
     }
-    const nodes = tiles.map(([name, image], n) => s("g", { transform: `translate(${(n % 3) * 140} ${Math.floor(n / 3) * 150})` }, text(0, 12, name, { class: "name" }), image));
+    const scale = tiles.length > 3 ? 0.74 : 1; // up to three large or four small images in a row
+    const perRow = tiles.length > 3 ? 4 : 3;
+    const nodes = tiles.map(([name, image], n) => s("g", { transform: `translate(${(n % perRow) * 140 * scale} ${Math.floor(n / perRow) * 150 * scale}) scale(${scale})` }, text(0, 12, name, { class: "name" }), image));
     const error = Math.sqrt(ctx.decoded[run].reduce((sum, value, n) => sum + (value - (input.data[n] ?? 0)) ** 2, 0) / size);
     const label = `Input and reconstruction of ${classes[target]}; root mean squared difference ${format(error)}`;
     const strip = await drawStrip(ctx, run, target, pose, decoder);
-    return h("div", { class: "split decoder" }, drawing(WIDTH, 150 * Math.ceil(tiles.length / 3), label, nodes), strip);
+    return h("div", { class: "split decoder" }, drawing(WIDTH, 150 * scale * Math.ceil(tiles.length / perRow), label, nodes), strip);
   },
   data(ctx, run) {
     const target = targetOf(ctx, run);
