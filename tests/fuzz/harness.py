@@ -17,7 +17,6 @@ import torch
 
 __all__ = ["Case", "FuzzReport", "Target", "fuzz"]
 
-CASE_TIMEOUT_S = 300.0
 PROGRESS_INTERVAL_S = 60.0
 MAX_MEMORY_BYTES = 6 << 30
 
@@ -48,12 +47,14 @@ class Target(ABC):
         good: outcomes that are not failures.
         name: name on the command line.
         unit: noun of an evaluation.
+        timeout_s: time after which a case counts as a hang.
         input: directory, below the working directory, with the input of the last case; saved after a failure.
     """
 
     name: str
     unit: str
     good: tuple[str, ...]
+    timeout_s: float = 300.0
     input: str = "input"
 
     @abstractmethod
@@ -187,8 +188,8 @@ def _run_isolated(target: Target, seed: int, start: int, stop: int, work: Path, 
     index = start
     try:
         while True:
-            if not receiver.poll(CASE_TIMEOUT_S):
-                yield Case(index, "unknown", "hang", f"more than {CASE_TIMEOUT_S:.0f} s")
+            if not receiver.poll(target.timeout_s):
+                yield Case(index, "unknown", "hang", f"more than {target.timeout_s:.0f} s")
                 return
             try:
                 case = receiver.recv()
