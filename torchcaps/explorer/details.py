@@ -41,7 +41,7 @@ def describe_parent(
         iteration: index of the routing iteration.
         iterations: number of routing iterations; ``None``: as trained.
     """
-    network = _require_capsules(run, "parents")
+    network = _require_capsules(run, "the table of a parent")
     traced = trace_forward(run, resolved.pixels, iterations)
     if layer >= len(traced.layers):
         raise ValueError(f"layer must be below {len(traced.layers)}, the number of capsule layers, got {layer}")
@@ -96,7 +96,7 @@ def describe_credit(run: ExploredRun, resolved: ResolvedInput, target: int, iter
     activity. A pixel gets the mean credit of the primary capsules whose receptive fields contain it, weighted by a
     triangular window.
     """
-    network = _require_capsules(run, "credit")
+    network = _require_capsules(run, "the credit of pixels")
     if target >= run.model.spec.classes:
         raise ValueError(f"target must be below {run.model.spec.classes}, the number of classes, got {target}")
     traced = trace_forward(run, resolved.pixels, iterations)
@@ -119,7 +119,7 @@ def describe_credit(run: ExploredRun, resolved: ResolvedInput, target: int, iter
 
 def _require_capsules(run: ExploredRun, purpose: str) -> CapsuleNetwork:
     if run.capsules is None:
-        raise ValueError(f"{purpose} need capsules, and {run.model.name} is a convolutional network without any")
+        raise ValueError(f"{run.model.name} is a convolutional network without capsules, which {purpose} needs")
     return run.capsules
 
 
