@@ -159,7 +159,10 @@ def _export(
             external_data=False,
             input_names=list(inputs),
             output_names=list(outputs),
-            custom_translation_table={torch.ops.aten.sort.stable: _stable_sort},
+            custom_translation_table={
+                torch.ops.aten.sort.stable: _stable_sort,
+                torch.ops.aten.digamma.default: _digamma,
+            },
         )
     proto = onnx_program.model_proto
     _strip(proto.graph)
@@ -182,6 +185,21 @@ def _stable_sort(self: Any, stable: bool | None = None, dim: int = -1, descendin
     axis = dim if dim >= 0 else len(self.shape) + dim
     length = op.Shape(self, start=axis, end=axis + 1)
     return op.TopK(self, length, axis=axis, largest=int(descending), sorted=1)
+
+
+def _digamma(self: Any) -> Any:
+    """Return ``torch.digamma`` of positive values, which ONNX lacks: the recurrence to x + 6, then a series."""
+    op = import_optional("onnxscript", "export to ONNX").opset18
+    below = op.Reciprocal(self)
+    for k in range(1, 6):
+        below = op.Add(below, op.Reciprocal(op.Add(self, float(k))))
+    large = op.Add(self, 6.0)
+    inverse = op.Reciprocal(large)
+    square = op.Mul(inverse, inverse)
+    # 1/12 - y²(1/120 - y²/252), y = 1 / (x + 6); the next term is below 1e-9
+    series = op.Sub(1 / 12, op.Mul(square, op.Sub(1 / 120, op.Mul(square, 1 / 252))))
+    tail = op.Add(op.Mul(inverse, 0.5), op.Mul(square, series))
+    return op.Sub(op.Sub(op.Log(large), tail), below)
 
 
 def _strip(graph: Any) -> None:
