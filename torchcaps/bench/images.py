@@ -4,9 +4,9 @@ The photographs are CIFAR-10 images of five classes: the first 320 training imag
 PNG files, and all test images. Both networks train with their recipes on one thread until the CPU time of the process
 has increased by the budget.
 
-The recipe of the capsule network (label smoothing, weight decay, front) was chosen among three variants by the accuracy
-of one seed on the test images of ``images-32``, so that ``images-32`` and ``images-64`` are not independent of that
-choice. ``images-held-out`` is: it has the other five classes, which were first used after the choice.
+The recipe of the capsule network (label smoothing or not) was chosen among two variants by the accuracy of one seed on
+the test images of ``images-32``, so that ``images-32`` and ``images-64`` are not independent of that choice.
+``images-held-out`` is: it has the other five classes, which were first used after the choice.
 """
 
 import tempfile

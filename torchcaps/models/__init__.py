@@ -16,7 +16,7 @@ from torchcaps.models.baselines import (
     TsaiCNN,
     TsaiDiverseCNN,
 )
-from torchcaps.models.byerly2021 import BranchNetwork, Byerly2021
+from torchcaps.models.byerly2021 import Byerly2021
 from torchcaps.models.chen2019 import Chen2019, Chen2019Dynamic, Chen2019Multi
 from torchcaps.models.choi2019 import Choi2019
 from torchcaps.models.hahn2019 import Hahn2019, HahnPool
@@ -34,7 +34,6 @@ from torchcaps.models.tsai2020 import Tsai2020, Tsai2020Diverse, Tsai2020Dynamic
 from torchcaps.models.yang2021 import Yang2021
 
 __all__ = [
-    "BranchNetwork",
     "Byerly2021",
     "CapsuleNetwork",
     "CapsuleSpec",

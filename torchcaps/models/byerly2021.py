@@ -16,7 +16,7 @@ from torchcaps.models.schedules import Exponential
 from torchcaps.models.spec import Image, ModelSpec
 from torchcaps.nn import BranchMerge, HomogeneousCapsules, ShiftNorm
 
-__all__ = ["BranchNetwork", "Byerly2021"]
+__all__ = ["Byerly2021"]
 
 BATCH_SIZE = 120
 
