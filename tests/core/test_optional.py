@@ -19,7 +19,8 @@ def test_installed_module_is_imported() -> None:
         ("onnxruntime", "export"),
         ("huggingface_hub", "hub"),
         ("h5py", "keras"),
-        ("lightning.fabric", "train"),
+        ("lightning_fabric", "train"),
+        ("lightning.pytorch", "lightning"),
         ("unknown", "train"),
     ],
 )
