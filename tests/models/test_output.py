@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.models.narrow import CAPSULE_MODELS, EVERY, batch, narrow
+from tests.models.narrow import CAPSULE_MODELS, EVERY, batch, is_approximate, narrow
 from tests.tolerances import STREAMED, assert_different, assert_equal, relative_rms
 from torchcaps import create_model
 from torchcaps.capsules import Capsules
@@ -61,8 +61,7 @@ def test_scores_are_those_of_the_head(name: str) -> None:
 @pytest.mark.parametrize("name", CAPSULE_MODELS)
 def test_trace_has_every_layer_and_iteration(name: str) -> None:
     # a fixed point that is not reached amplifies the rounding of streamed votes: store them
-    approximate = getattr(getattr(MODELS.get(name).spec, "routing", None), "approximate", False)
-    model = narrow(name, **({"streamed": False} if approximate else {})).eval()
+    model = narrow(name, **({"streamed": False} if is_approximate(name) else {})).eval()
     images = batch(model, 2)[0]
     output = model(images, trace=True)
     layers = list(model.capsules.layers.values())

@@ -75,13 +75,13 @@ def test_models_overfit_eight_images(name: str) -> None:
     model = narrow(name)
     images, labels, targets = batch(model, 8)
     loss, optimizer = model.loss(), torch.optim.Adam(model.parameters(), 3e-3)
-    for step in range(150):
+    for step in range(200):  # moving averages of a batch normalisation with momentum 0.01 take 150
         optimizer.zero_grad()
         loss(model(images, labels), labels, targets).backward()
         optimizer.step()
         if step % 5 == 4 and all_correct(model, images, labels):
             return
-    pytest.fail(f"{name} does not classify 8 images correctly after 150 steps")
+    pytest.fail(f"{name} does not classify 8 images correctly after 200 steps")
 
 
 @pytest.mark.parametrize(("name", "preset"), covering_sample(FULL_SIZE_CASES, 20, [head_and_preset]))
