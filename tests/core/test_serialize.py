@@ -125,3 +125,19 @@ def test_results_round_trip_with_a_prefix() -> None:
     torch.testing.assert_close((again.values, again.labels), (result.values, result.labels))
     assert (again.values.dtype, again.labels.dtype) == (torch.float32, torch.int64)
     assert (again.shape, again.name) == (result.shape, result.name)
+
+
+@dataclass
+class ExtendedResult:
+    """A result with a field that older records lack."""
+
+    name: str
+    mask: Tensor | None = None
+
+
+def test_records_without_a_later_field_have_its_default() -> None:
+    assert result_from_dict(ExtendedResult, {"name": "x"}) == ExtendedResult("x")
+    again = result_from_dict(ExtendedResult, {"name": "x", "mask": [[True, False]]})
+    torch.testing.assert_close(again.mask, torch.tensor([[True, False]]))
+    with pytest.raises(KeyError, match="name"):
+        result_from_dict(ExtendedResult, {})

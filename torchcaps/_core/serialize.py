@@ -239,12 +239,19 @@ def result_to_dict(result: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def result_from_dict(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
-    """Rebuild a result dataclass from a record, so that its figure can be drawn without the network."""
+    """Rebuild a result dataclass from a record, so that its figure can be drawn without the network.
+
+    A field that an older record lacks has its default.
+    """
     hints = typing.get_type_hints(cls)
     fields = {}
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]
-        value = values[f"{prefix}{field.name}"]
-        if hints[field.name] is Tensor:
+        name = f"{prefix}{field.name}"
+        if name not in values and field.default is not dataclasses.MISSING:
+            continue
+        value = values[name]
+        hint = hints[field.name]
+        if value is not None and Tensor in (hint, *typing.get_args(hint)):
             value = torch.as_tensor(value)
             value = value.float() if value.is_floating_point() else value
         elif isinstance(value, list):
