@@ -189,7 +189,8 @@ def draw_attack(
     if lower:
         grid = lower[0].subplots(2, n_examples, squeeze=False)
         change = f"each pixel changed by at most {255 * first.eps:.3g} of 255 grey levels"
-        text = f"{next(iter(results))}: images and predicted classes before (above) and after the attack, {change}"
+        shown = "images" if first.predicted_before is None else "images and predicted classes"
+        text = f"{next(iter(results))}: {shown} before (above) and after the attack, {change}"
         lower[0].suptitle(text, fontsize=9)
         for row, (images, predictions) in enumerate(
             ((first.before, first.predicted_before), (first.after, first.predicted_after))
