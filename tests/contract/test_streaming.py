@@ -1,5 +1,6 @@
 """Streamed votes equal stored votes, values and gradients, and are not stored."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.contract.cases import CASES, Case, gradients, over
+from tests.sampling import covering_sample
 from tests.tolerances import STREAMED, relative_rms
 from torchcaps.capsules import Capsules
 from torchcaps.nn import ConvCapsules, DenseCapsules
@@ -16,16 +18,28 @@ from torchcaps.votes import DenseVotes, StreamedVotes, Wiring, dispatch
 from torchcaps.votes.cpu import build
 from torchcaps.votes.custom_ops import encode_plan
 from torchcaps.votes.reductions import BY_NAME
+from torchcaps.votes.triton import support
 
 PATHS = {name: name for name in ("one_slot_chunks", "large_chunks", "chunks_float32", "kernel", "kernel_float32")}
+STREAMED_CASES, N_STREAMED = CASES, 400
+if os.environ.get("TRITON_INTERPRET") == "1":  # in a process of tests/votes/test_triton.py
+    from tests.votes.fast_interpreter import accelerate
+
+    accelerate()
+    PATHS = {"triton_float32": "triton_float32"}
+    shard, n_shards = map(int, os.environ["TORCHCAPS_TEST_SHARD"].split("/"))
+    STREAMED_CASES = covering_sample(CASES[shard::n_shards], 4, ["geometry", "pose"], seed=2)
+    N_STREAMED = None
 
 
 @contextmanager
 def streaming_path(name: str) -> Iterator[torch.dtype]:
-    """Force a streamed path: torch with the smallest or the largest chunks, or the kernel; yield the dtype to use."""
+    """Force a streamed path: torch with the smallest or the largest chunks, or a kernel; yield the dtype to use."""
     dtype = torch.float32 if name.endswith("float32") else torch.float64
     with pytest.MonkeyPatch.context() as patch:
-        if name.startswith("kernel"):
+        if name.startswith("triton"):
+            patch.setattr(support, "DEVICES", ("cpu",))
+        elif name.startswith("kernel"):
             assert build.load_library(dtype) is not None, "the kernel can't be tested without a C++ compiler"
             patch.setattr(dispatch, "MIN_THREAD_WORK", 1)  # several threads
             patch.setattr(dispatch, "MAX_CHUNK_LANES", 16)  # and chunks, small as the layers are
@@ -35,7 +49,7 @@ def streaming_path(name: str) -> Iterator[torch.dtype]:
         yield dtype
 
 
-@over(CASES, n=400, path=PATHS)
+@over(STREAMED_CASES, n=N_STREAMED, path=PATHS)
 def test_streamed_equals_stored(case: Case, path: str) -> None:
     """Compare with stored votes in float64 on the same values, so that only the rounding of the streamed path counts.
 
@@ -242,6 +256,7 @@ def test_custom_operator_passes_opcheck(kind: str, shared: bool) -> None:
     with torch.no_grad():
         found = torch.ops.torchcaps.reduce_votes(kind, sizes, pose, weight, bias, arguments)
         gradient = torch.randn_like(found)
-    backward = (kind, sizes, gradient, pose.detach(), weight.detach(), bias, [a.detach() for a in arguments])
+    needs = [True] * (3 + len(arguments))
+    backward = (kind, sizes, needs, gradient, pose.detach(), weight.detach(), bias, [a.detach() for a in arguments])
     names = ("test_schema", "test_faketensor")
     torch.library.opcheck(torch.ops.torchcaps.reduce_votes_backward.default, backward, test_utils=names)

@@ -119,3 +119,16 @@ def test_per_sample_gradients_of_models(name: str) -> None:
         for name, parameter in model.named_parameters():
             if parameter.grad is not None:
                 torch.testing.assert_close(found[name][n], parameter.grad, rtol=1e-8, atol=1e-10, msg=name)
+
+
+@pytest.mark.parametrize("case", ONE_EACH[:2], ids=str)
+def test_compiled_vmap_of_streamed_votes(case: Case) -> None:
+    """Inside vmap votes are stored, also while torch.compile traces; outside of it the same layer streams again."""
+    layer, children = layer_of(case, True), case.children()
+
+    def pose_of(*image: Tensor) -> Tensor:
+        return layer(Capsules(*(x.unsqueeze(0) for x in image))).pose[0]
+
+    torch.compiler.reset()
+    compiled = torch.compile(vmap(pose_of), backend="aot_eager", fullgraph=True)
+    assert relative_rms(compiled(*children), layer_of(case, False)(children).pose) < CLOSE

@@ -5,6 +5,7 @@ import torch
 
 from tests.routing.golden import assert_golden, wave
 from tests.tolerances import EXACT
+from torchcaps._core.validation import DomainError
 from torchcaps.nn import BranchMerge, DenseCapsules, HomogeneousCapsules, ResidualCapsules
 from torchcaps.routing import Dynamic
 
@@ -44,6 +45,28 @@ def test_residual_blocks() -> None:
     middle = x + speed
     speed = 0.75 * speed + 0.25 * layers[1](middle).pose
     torch.testing.assert_close(ResidualCapsules(layers, momentum=0.75)(x).pose, middle + speed, rtol=0, atol=EXACT)
+
+
+@pytest.mark.parametrize("kind", ["capsules", "branches"])
+@pytest.mark.parametrize("exponent", [-45, -20, 0, 10, 15, 20, 30, 38])
+def test_running_statistics_stay_finite_or_values_are_rejected(exponent: int, kind: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(6, 4, 3, 3, generator=generator).clamp(-3, 3) * 10.0**exponent
+    values = values if kind == "capsules" else values[..., 0]
+    layer = HomogeneousCapsules(4, 3, 5) if kind == "capsules" else BranchMerge(3)
+    values.requires_grad_()
+    try:
+        out = layer(values)
+    except DomainError:
+        assert exponent > 15
+        return
+    except ValueError:
+        assert exponent == 38  # infinite
+        return
+    out = out.pose if kind == "capsules" else out
+    out.backward(torch.arange(out.numel()).view(out.shape).cos())
+    tensors = [out, values.grad, *(parameter.grad for parameter in layer.parameters()), *layer.buffers()]
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
 
 
 def test_bad_input() -> None:

@@ -125,5 +125,23 @@ def test_normalised_capsules(norm: str) -> None:
     torch.testing.assert_close(std, torch.ones_like(std), rtol=0, atol=1e-3)
     logit = torch.logit(capsules.activation).mean((0, 1, 2))
     torch.testing.assert_close(logit, torch.zeros_like(logit), rtol=0, atol=1e-9)
-    with pytest.raises(ValueError, match="'none', 'channel' or 'type'"):
+    with pytest.raises(ValueError, match="'none', 'channel', 'type' or 'input'"):
         PrimaryCapsules(3, 2, 4, 1, norm="batch")  # type: ignore[arg-type]
+
+
+def test_normalisation_of_the_input_is_separate_for_poses_and_activations() -> None:
+    """norm="input" (Heinsen 2019): each convolution reads the features after a batch normalisation of its own."""
+    primary = PrimaryCapsules(3, 2, 4, 1, activation="none", activations=True, norm="input").double()
+    assert isinstance(primary.pose_norm, torch.nn.BatchNorm2d)
+    assert primary.activity is not None
+    assert primary.activity_norm is not None
+    with torch.no_grad():
+        primary.pose_norm.weight.fill_(2.0)
+        primary.activity_norm.bias.fill_(-1.0)
+    features = 3 + torch.randn(5, 3, 4, 4, dtype=torch.float64)
+    normed = F.batch_norm(features, None, None, training=True)
+    pose = F.conv2d(2 * normed, primary.pose.weight, primary.pose.bias).unflatten(1, (2, 4)).permute(0, 3, 4, 1, 2)
+    logits = F.conv2d(normed - 1, primary.activity.weight, primary.activity.bias)
+    capsules = primary(features)
+    torch.testing.assert_close(capsules.pose, pose, rtol=0, atol=EXACT)
+    torch.testing.assert_close(capsules.activation, logits.sigmoid().permute(0, 2, 3, 1), rtol=0, atol=EXACT)

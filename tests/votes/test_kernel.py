@@ -13,6 +13,7 @@ from tests.sampling import all_cases, sample
 from tests.tolerances import SAME, relative_rms
 from torchcaps import Capsules
 from torchcaps._core.files import STAGING_PREFIX
+from torchcaps._core.machine import processor_features
 from torchcaps.nn import CapsuleLayer, ConvCapsules, DenseCapsules
 from torchcaps.routing import EM, Dynamic, InvertedAttention, Routing
 from torchcaps.votes.cpu import build
@@ -100,7 +101,7 @@ def test_damaged_library_is_compiled_again(
 
 def has_feature(feature: str) -> bool:
     compiler = any(shutil.which(name) for name in ("c++", "g++", "clang++"))
-    return platform.machine() == "x86_64" and compiler and feature in build._processor_features().split()
+    return platform.machine() == "x86_64" and compiler and feature in processor_features().split()
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Reductions of votes: streamed against stored with arbitrary arguments, gradients against autograd, softmax."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torchcaps.votes.reductions import BY_NAME
 
 BATCH, PARENTS, ROWS, COLUMNS = 2, 3, 2, 2
 DIM = ROWS * COLUMNS
+PRIOR = torch.linspace(-1, 1, 12 * PARENTS, dtype=torch.float64).view(-1, PARENTS)
 WIRINGS = {"dense": Wiring(6), "conv": Wiring(2, (4, 3), (3, 2), (1, 1), (1, 0, 0, 0))}
 
 Reduce = Callable[..., Tensor]
@@ -21,6 +23,9 @@ REDUCTIONS: dict[str, tuple[Reduce, tuple[str, ...]]] = {
     "dot": (lambda votes, q: votes.dot(q), ("parent",)),
     "sqsum": (lambda votes, c, mean: votes.sqsum(c, mean), ("pair", "parent")),
     "sqdist": (lambda votes, mean, scale: votes.sqdist(mean, scale), ("parent", "parent")),
+    "sqnorm": (lambda votes: votes.sqnorm(torch.zeros((), dtype=torch.float64)), ()),
+    "moments": (lambda votes, c: torch.cat(votes.moments(c, 1 + (c * c).sum(-2))), ("pair",)),
+    "attend_with_prior": (lambda votes, q: votes.attend_with_prior(q, PRIOR[: votes.shape[-3]])[0], ("parent",)),
     "mix": (lambda votes, kernel: votes.mix(kernel), ("kernel",)),
     "attend": (lambda votes, q: votes.attend(q)[0], ("parent",)),
 }
@@ -94,3 +99,49 @@ def test_softmax_with_leak_and_global_competition_equals_explicit_softmax() -> N
             torch.testing.assert_close(coupling[:, slots], expected, rtol=0, atol=EXACT)
             equal = torch.full_like(expected, 1 / (3 * len(slots) + leak))
             torch.testing.assert_close(uniform[:, slots], equal, rtol=0, atol=EXACT)
+
+
+@pytest.mark.parametrize("name", ["moments", "sqsum", "sqdist", "sqnorm", "shared"])
+def test_gradients_by_formula(name: str) -> None:
+    """First and second derivatives, also batched, of the squared deviations of stored votes."""
+    coupling, divisor = random(2, 2, 2), (random(2, 2).detach().abs() + 1).requires_grad_()
+    mean, scale = random(2, 2, 1), random(2, 2, 1)
+
+    def share(votes: DenseVotes, coupling: Tensor, divisor: Tensor) -> tuple[Tensor, ...]:
+        center, squares = votes.moments(coupling, divisor)
+        return center, votes.sqdist(center, squares)
+
+    functions: dict[str, tuple[Callable[..., Any], list[Tensor]]] = {
+        "moments": (DenseVotes.moments, [coupling, divisor]),
+        "sqsum": (DenseVotes.sqsum, [coupling, mean]),
+        "sqdist": (DenseVotes.sqdist, [mean, scale]),
+        "sqnorm": (lambda votes: votes.sqnorm(mean), []),
+        "shared": (share, [coupling, divisor]),
+    }
+    function, arguments = functions[name]
+
+    def reduce(values: Tensor, *arguments: Tensor) -> Any:
+        return function(DenseVotes(values, Wiring(2)), *arguments)
+
+    inputs = [random(2, 2, 2, 1), *arguments]
+    assert torch.autograd.gradcheck(reduce, inputs, check_batched_grad=True)
+    assert torch.autograd.gradgradcheck(reduce, inputs)
+
+
+def test_shared_squared_deviations_have_their_own_gradient_mode() -> None:
+    """Stored votes reuse squared deviations of the same means, but not those computed without gradients."""
+    values = torch.randn(2, 3, 4, 5, dtype=torch.float64, requires_grad=True)
+    mean, scale = (torch.randn(2, 4, 5, dtype=torch.float64).abs().requires_grad_() for _ in range(2))
+    coupling = torch.rand(2, 3, 4, dtype=torch.float64)
+    votes = DenseVotes(values, Wiring(3))
+    with torch.no_grad():
+        before = votes.sqsum(coupling, mean)
+    assert not before.requires_grad
+    results = votes.sqsum(coupling, mean).sum() + 2 * votes.sqdist(mean, scale).sum()
+    other = votes.sqdist(scale, mean).sum()  # other means
+    found = torch.autograd.grad(results + other, [values, mean, scale])
+    square = (values - mean.unsqueeze(1)) ** 2
+    total = (coupling.unsqueeze(-1) * square).sum() + 2 * (scale.unsqueeze(1) * square).sum()
+    total = total + (mean.unsqueeze(1) * (values - scale.unsqueeze(1)) ** 2).sum()
+    for a, b in zip(found, torch.autograd.grad(total, [values, mean, scale]), strict=True):
+        torch.testing.assert_close(a, b)

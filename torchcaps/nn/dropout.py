@@ -62,7 +62,13 @@ def apply_dropout(x: Tensor, p: float) -> Tensor:
 
 
 class ImageDropout(nn.Dropout):
-    """`torch.nn.Dropout` with masks of images inside `image_dropout`; elsewhere the same as `torch.nn.Dropout`."""
+    """`torch.nn.Dropout` with masks of images inside `image_dropout`; elsewhere the same as `torch.nn.Dropout`.
+
+    >>> import torch
+    >>> ImageDropout(0.5).eval()(torch.ones(2, 3))
+    tensor([[1., 1., 1.],
+            [1., 1., 1.]])
+    """
 
     def forward(self, input: Tensor) -> Tensor:
         """Apply dropout in training mode."""

@@ -3,11 +3,13 @@
 import torch
 from torch import Tensor, nn
 
-from torchcaps._core.validation import check_finite, check_float
+from torchcaps._core.validation import check_finite, check_float, check_magnitude
 from torchcaps.capsules import Capsules
 from torchcaps.nn.sizes import Pair, as_count, as_pair
 
 __all__ = ["BranchMerge", "HomogeneousCapsules", "ShiftNorm"]
+
+MAX_EXPONENT_FRACTION = 0.4  # of values that are normalised: the sum of a million squares must be finite
 
 
 class ShiftNorm(nn.Module):
@@ -19,8 +21,15 @@ class ShiftNorm(nn.Module):
         momentum: weight of a batch in the running statistics.
         channels_first: normalise the channels of feature maps ``[B, features, H, W]``.
 
+    Domain: in training, values up to 2e15 in float32; larger ones raise a ValueError, because the
+    running variance would overflow.
+
     Shapes:
         ``[..., features] -> [..., features]``
+
+    >>> import torch
+    >>> ShiftNorm(16)(torch.randn(8, 10, 16)).shape
+    torch.Size([8, 10, 16])
     """
 
     def __init__(
@@ -33,6 +42,10 @@ class ShiftNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise ``x``."""
+        if self.training:
+            dtype = self.shift.dtype  # of the running variance; with autocast it is wider than that of x
+            limit = None if dtype is torch.float16 else torch.finfo(dtype).max ** MAX_EXPONENT_FRACTION
+            check_magnitude(limit, "values that are normalised", "x", x)
         if self.channels_first:
             return self.norm(x) + self.shift[:, None, None]
         return self.norm(x.flatten(0, -2)).view_as(x) + self.shift
@@ -107,6 +120,10 @@ class BranchMerge(nn.Module):
 
     Shapes:
         ``[B, J, K] -> [B, J]``
+
+    >>> import torch
+    >>> BranchMerge(3)(torch.randn(8, 10, 3)).shape
+    torch.Size([8, 10])
     """
 
     def __init__(

@@ -34,6 +34,11 @@ class CapsuleLayer(nn.Module, ABC):
             module, or another ``layer.dropout.p``, replaces the routing's.
         votes_factory: replaces `default_votes` in this layer, if not ``None``: a function of the layer, its checked
             children and whether couplings are needed. Profiling counts with it, benchmarks use their own votes.
+
+    >>> from torchcaps.nn import DenseCapsules
+    >>> layer = DenseCapsules(32, 8, 10, 16, routing="em")
+    >>> isinstance(layer, CapsuleLayer), layer.geometry.slots, layer.routing.iterations
+    (True, 32, 2)
     """
 
     votes_factory: VotesFactory | None = None

@@ -38,7 +38,8 @@ class PrimaryCapsules(nn.Module):
         depthwise: convolve each channel with one kernel of its own (Mazzia 2021): a capsule then reads ``dim``
             channels only, and ``in_channels`` must be ``types * dim``.
         norm: batch normalisation of poses and activations, after which these have no bias of their own: of each channel
-            of the poses (``"channel"``, Hahn 2019), or of all elements of a type together (``"type"``, Ribeiro 2020).
+            of the poses (``"channel"``, Hahn 2019), or of all elements of a type together (``"type"``, Ribeiro 2020);
+            or of the features before each of the two convolutions (``"input"``, Heinsen 2019).
         device, dtype: of the parameters, as in `torch.nn.Conv2d`.
 
     Shapes:
@@ -64,7 +65,7 @@ class PrimaryCapsules(nn.Module):
         scale: float = 1.0,
         activations: bool = False,
         depthwise: bool = False,
-        norm: Literal["none", "channel", "type"] = "none",
+        norm: Literal["none", "channel", "type", "input"] = "none",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -89,16 +90,18 @@ class PrimaryCapsules(nn.Module):
             self.pose = DepthwiseConvolution(in_channels, **window, bias=bias, **options)
         else:
             self.pose = Convolution(in_channels, types * dim, **window, bias=bias, **options)
-        if norm not in ("none", "channel", "type"):
-            raise ValueError(f"norm must be 'none', 'channel' or 'type', got {norm!r}")
-        self.activity = nn.Conv2d(in_channels, types, **window, bias=norm == "none", **options) if activations else None
+        if norm not in ("none", "channel", "type", "input"):
+            raise ValueError(f"norm must be 'none', 'channel', 'type' or 'input', got {norm!r}")
+        has_bias = norm in ("none", "input")
+        self.activity = nn.Conv2d(in_channels, types, **window, bias=has_bias, **options) if activations else None
         self.norm = norm
         self.pose_norm = self.activity_norm = None
-        if norm != "none":
-            self.pose_norm = (
-                nn.BatchNorm2d(types * dim, **options) if norm == "channel" else nn.BatchNorm3d(types, **options)
-            )
-            self.activity_norm = nn.BatchNorm2d(types, **options) if activations else None
+        if norm == "type":
+            self.pose_norm = nn.BatchNorm3d(types, **options)
+        elif norm != "none":
+            self.pose_norm = nn.BatchNorm2d(in_channels if norm == "input" else types * dim, **options)
+        if norm != "none" and activations:
+            self.activity_norm = nn.BatchNorm2d(in_channels if norm == "input" else types, **options)
         self.activation = make_activation(activation, types, dim, **options)
 
     def forward(self, features: Tensor) -> Capsules:
@@ -116,9 +119,13 @@ class PrimaryCapsules(nn.Module):
         if self.scale != 1:
             features = features * self.scale
         if any((top, bottom, left, right)):
-            features = F.pad(features, (left, right, top, bottom))
-        channels = self.pose(features)
-        if self.pose_norm is not None:
+            features = F.pad(features, (left, right, top, bottom))  # zeros, also for the statistics of norm="input"
+        if self.pose_norm is None:
+            channels = self.pose(features)
+        elif self.norm == "input":
+            channels = self.pose(self.pose_norm(features))
+        else:
+            channels = self.pose(features)
             if self.norm == "type":
                 channels = self.pose_norm(channels.unflatten(1, (self.types, self.dim))).flatten(1, 2)
             else:
@@ -129,8 +136,12 @@ class PrimaryCapsules(nn.Module):
         pose = channels.unflatten(1, (self.types, self.dim)).permute(0, 3, 4, 1, 2)
         activation = None
         if self.activity is not None:
-            activity = self.activity(features)
-            activity = activity if self.activity_norm is None else self.activity_norm(activity)
+            if self.activity_norm is None:
+                activity = self.activity(features)
+            elif self.norm == "input":
+                activity = self.activity(self.activity_norm(features))
+            else:
+                activity = self.activity_norm(self.activity(features))
             activation = activity.sigmoid().permute(0, 2, 3, 1)
         return Capsules(self.activation(pose), activation)
 

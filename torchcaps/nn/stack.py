@@ -30,6 +30,14 @@ class CapsuleStack(nn.Module):
 
     Shapes:
         input of the first layer ``->`` output of the last layer
+
+    >>> import torch
+    >>> from torchcaps.nn import ConvCapsules, DenseCapsules
+    >>> options = {"routing": "inverted_attention", "pose": "matrix"}
+    >>> grid = ConvCapsules(4, 16, 4, 16, kernel_size=3, **options)
+    >>> stack = CapsuleStack([grid, DenseCapsules(36, 16, 5, 16, **options)])
+    >>> stack(torch.randn(2, 5, 5, 4, 16)).pose.shape
+    torch.Size([2, 5, 16])
     """
 
     def __init__(

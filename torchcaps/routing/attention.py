@@ -37,6 +37,12 @@ class Attention(Routing):
     Deviation: the text gives the attention one vector per parent; the published parameter counts and the authors'
     code have the kernel ``A`` above, with as many output as input channels. The class layer of the authors' code
     scrambles its capsules by a reshape; here class ``n`` is channel ``n``, as in the text.
+
+    >>> import torch
+    >>> from torchcaps.nn import DenseCapsules
+    >>> layer = DenseCapsules(32, 8, 10, 16, routing=Attention())
+    >>> layer(torch.randn(2, 32, 8)).pose.shape, [name.split(".")[-1] for name, _ in layer.named_parameters()]
+    (torch.Size([2, 10, 16]), ['weight', 'bias', 'attention', 'matrix', 'offset'])
     """
 
     paper = "Choi 2019"

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torchcaps._core.registry import Registry
 from torchcaps._core.serialize import polymorphic
-from torchcaps._core.validation import check_field_names, check_fields
+from torchcaps._core.validation import check_field_names, check_fields, check_range
 from torchcaps.capsules import Capsules, register_pytree
 from torchcaps.votes import Votes, Wiring
 
@@ -31,6 +31,11 @@ class State(NamedTuple):
     Shapes:
         pose ``[B, *L, J, D]``, activation ``[B, *L, J]``, coupling and logits ``[B, *L, I, J]``;
         memory: anything else that the next step needs.
+
+    >>> import torch
+    >>> state = State(pose=torch.randn(2, 10, 16))
+    >>> state.capsules().pose.shape
+    torch.Size([2, 10, 16])
     """
 
     pose: Tensor | None = None
@@ -47,7 +52,13 @@ class State(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """The states after every iteration."""
+    """The states after every iteration.
+
+    >>> import torch, torchcaps
+    >>> parents, trace = torchcaps.route(torch.randn(2, 6, 5, 4), "dynamic", trace=True)
+    >>> len(trace.states), trace.couplings[0].shape
+    (3, torch.Size([2, 6, 5]))
+    """
 
     states: tuple[State, ...]
 
@@ -80,6 +91,10 @@ class Geometry:
         children_per_slot: number of children that one slot reads.
         sites: grid of the parents ``*L``; ``None`` if it depends on an input that is not known yet.
         shared: whether all children share one transformation matrix per parent.
+
+    >>> geometry = Geometry(slots=32, parents=10, dim=16, rows=1, columns=8, types=32, child_dim=8)
+    >>> geometry.size(("I", "J"))
+    (32, 10)
     """
 
     slots: int
@@ -115,6 +130,13 @@ class Coefficient:
         init: initial value: a number, or a function that fills a tensor in place.
         learned: if True a parameter, trained by gradient descent; otherwise a buffer.
         dtype: data type; default: that of the layer's weights.
+
+    >>> import torch
+    >>> prior = Coefficient(("I", "J"), init=0.5)
+    >>> tensor = torch.empty(3, 2)
+    >>> prior.fill(tensor)
+    >>> tensor.sum()
+    tensor(3.)
     """
 
     axes: tuple[str, ...]
@@ -150,6 +172,11 @@ class Routing:
         dropout: dropout probability of the input capsules.
         residual: whether the children are added to the parents.
         approximate: whether results are those of a solver, up to its tolerance.
+
+    >>> from torchcaps.routing import Dynamic
+    >>> routing = Dynamic(iterations=2)
+    >>> isinstance(routing, Routing), routing == Dynamic(iterations=2), routing.paper
+    (True, True, 'Sabour 2017')
     """
 
     paper: ClassVar[str] = ""
@@ -174,8 +201,7 @@ class Routing:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.iterations < 1:
-            raise ValueError(f"{type(self).__name__}: iterations must be at least 1, got {self.iterations}")
+        check_range(self, "iterations", 1)
 
     @classmethod
     def name(cls) -> str:
@@ -295,7 +321,16 @@ def vote_limit(dtype: torch.dtype, iterations: int, gain: float = 1.0) -> float 
 def run_routing(
     routing: Routing, coefficients: Mapping[str, Tensor], votes: Votes, children: Capsules, trace: bool = False
 ) -> tuple[Capsules, Trace]:
-    """Run all iterations of a routing; return the parents and the trace (empty if ``trace`` is False)."""
+    """Run all iterations of a routing; return the parents and the trace (empty if ``trace`` is False).
+
+    >>> import torch
+    >>> from torchcaps.routing import Dynamic
+    >>> from torchcaps.votes import DenseVotes, Wiring
+    >>> votes = DenseVotes(torch.randn(2, 6, 5, 4), Wiring(6))
+    >>> parents, trace = run_routing(Dynamic(), {}, votes, Capsules(torch.randn(2, 6, 8)))
+    >>> parents.pose.shape
+    torch.Size([2, 5, 4])
+    """
     state = routing.init(coefficients, votes, children)
     states = []
     for t in range(routing.iterations):
@@ -324,7 +359,11 @@ def create_routing(name: str, **fields: Any) -> Routing:
 
 
 def as_routing(value: Routing | str, name: str = "routing") -> Routing:
-    """Return a routing; a name becomes the routing with its default fields."""
+    """Return a routing; a name becomes the routing with its default fields.
+
+    >>> as_routing("uniform")
+    Uniform(over='parents')
+    """
     if isinstance(value, str):
         return create_routing(value)
     if not isinstance(value, Routing):

@@ -50,6 +50,11 @@ class Dynamic(Routing):
     default, they sum to 1 at each position whose window contains the child, so to nine for a child that nine windows
     read; ``competition="global"`` follows eq. 3. The paper has no convolutional layer with a prior; here one prior is
     learned per slot and parent type, shared by all positions.
+
+    >>> import torch, torchcaps
+    >>> parents, trace = torchcaps.route(torch.randn(2, 6, 5, 4), Dynamic(iterations=3), trace=True)
+    >>> parents.pose.shape, [tuple(coupling.shape) for coupling in trace.couplings]
+    (torch.Size([2, 5, 4]), [(2, 6, 5), (2, 6, 5), (2, 6, 5)])
     """
 
     paper = "Sabour 2017"

@@ -14,13 +14,15 @@ from torchcaps.capsules import Capsules
 from torchcaps.routing.base import Coefficient, Geometry, Routing, State
 from torchcaps.routing.gaussian import (
     COSTS,
+    MIN_MASS,
     check_coordinates,
-    child_activations,
     coordinate_offset,
-    fit_gaussian,
+    effective_activations,
+    gaussian_of,
     inverse_temperature,
 )
 from torchcaps.votes import Votes, Wiring
+from torchcaps.votes.base import Density
 
 __all__ = ["EM"]
 
@@ -58,6 +60,11 @@ class EM(Routing):
             0 variances are at least the square of the machine epsilon.
         coordinates: add each child's grid position, scaled to 0..1, to the first two entries of the right-hand column
             of its votes (section 4, "Coordinate Addition": the class layer). Matrix poses on a grid only.
+
+    >>> import torch, torchcaps
+    >>> parents = torchcaps.route(torch.randn(2, 6, 5, 4), EM(iterations=2), activation=torch.rand(2, 6))
+    >>> parents.pose.shape, parents.activation.shape
+    (torch.Size([2, 5, 4]), torch.Size([2, 5]))
     """
 
     paper = "Hinton 2018"
@@ -97,19 +104,15 @@ class EM(Routing):
 
     def step(self, coefficients: Mapping[str, Tensor], votes: Votes, children: Capsules, state: State, t: int) -> State:
         """Run the E-step (except in the first iteration), then the M-step."""
-        if state.memory is None:
-            logits, coupling = None, votes.uniform(children.pose)
-        else:
-            logits = self._log_density(votes, state)
-            coupling = votes.softmax(logits)
-        weight = coupling * child_activations(votes, children).unsqueeze(-1)  # [B, *L, I, J]
+        density = None if state.memory is None else self._log_density(state)
+        moments = votes.fit(effective_activations(children), density, MIN_MASS)
         temperature = inverse_temperature(t, self.inverse_temperature, self.annealing)
-        fit = fit_gaussian(coefficients, votes, weight, temperature, self.variance_floor)
+        fit = gaussian_of(coefficients, moments, temperature, self.variance_floor)
         return State(
             pose=fit.mean,
             activation=fit.activation_logit.sigmoid(),
-            coupling=coupling,
-            logits=logits,
+            coupling=moments.coupling,
+            logits=moments.logits,
             memory=(fit.variance, F.logsigmoid(fit.activation_logit)),
         )
 
@@ -124,9 +127,9 @@ class EM(Routing):
         return State(mean, log_activation.exp(), memory=(variance, log_activation))
 
     @staticmethod
-    def _log_density(votes: Votes, state: State) -> Tensor:
-        """Return ``log a_j + log N(v_ij; mu_j, var_j)``."""
+    def _log_density(state: State) -> Density:
+        """Return ``log a_j + log N(v_ij; mu_j, var_j)`` as a function of the vote."""
         variance, log_activation = state.memory
         assert state.pose is not None
         constant = log_activation - 0.5 * torch.log(2 * math.pi * variance).sum(-1)  # [B, *L, J]
-        return constant.unsqueeze(-2) - votes.sqdist(state.pose, 0.5 / variance)
+        return Density(constant, state.pose, 0.5 / variance)

@@ -18,7 +18,7 @@ __all__ = ["Equilibrium", "Solution", "count_one_step_gradients"]
 LAST = (
     10**6
 )  # iteration index at which schedules, such as the inverse temperature of EM, have reached their final value
-UNROLLED_STEPS = 12  # in a compiled or exported graph, which can't stop by the values
+COMPILED_STEPS = 12  # in a compiled graph and on the meta device, which can't stop by the values
 POWER_STEPS = 20  # of the power iteration for the spectral radius
 ANDERSON_MEMORY, ANDERSON_RIDGE = 5, 1e-4
 
@@ -37,6 +37,12 @@ class Solution(NamedTuple):
         radius: growth of a gradient by the Jacobian of F after a power iteration: its spectral radius, if the largest
             eigenvalue is real and single; NaN except in a trace.
         point: tensors of the fixed point, ``[B, ...]`` each.
+
+    >>> import torch
+    >>> converged, radius = torch.tensor([True, False]), torch.tensor([0.4, 0.9])
+    >>> solution = Solution(torch.tensor([12, 30]), torch.tensor([1e-5, 1e-2]), converged, radius)
+    >>> int(solution.converged.sum()), int(solution.steps.max())
+    (1, 30)
     """
 
     steps: Tensor
@@ -73,7 +79,17 @@ class Equilibrium(Routing):
         damping: step size of the plain iteration, ``z + damping (F(z) - z)``; below 1 for routings whose iteration
             oscillates.
 
-    Deviation: a compiled or exported graph has 12 steps and the gradient of the last one, since it can't stop by value.
+    An exported graph contains all ``max_steps`` steps of the solver; an image whose fixed point is reached keeps it, so
+    that the graph computes the same values. The time of the export grows with ``max_steps``.
+
+    Deviation: a layer compiled by `torch.compile` takes 12 plain steps and the gradient of the last one, since it can't
+    stop by value.
+
+    >>> import torch, torchcaps
+    >>> from torchcaps.routing import KMeans
+    >>> parents = torchcaps.route(torch.randn(2, 6, 5, 4), Equilibrium(KMeans()))
+    >>> parents.pose.shape
+    torch.Size([2, 5, 4])
     """
 
     paper = "none (future work of Tsai 2020)"
@@ -167,8 +183,11 @@ class Equilibrium(Routing):
                 after = inner.step(coefficients, quiet, children, inner.unpack(_unflatten(z, layout)), LAST)
                 return _flatten(inner.pack(after))
 
-            if torch.compiler.is_compiling() or z.is_meta:
-                for _ in range(UNROLLED_STEPS):
+            if torch.compiler.is_exporting():
+                z, _ = self._solve(silent, z, self.tolerance)
+                solution = None
+            elif torch.compiler.is_compiling() or z.is_meta:
+                for _ in range(COMPILED_STEPS):
                     z = z + self.damping * (silent(z) - z)
                 solution = None
             else:
@@ -201,7 +220,7 @@ class Equilibrium(Routing):
 
     def _solve(self, function: Map, z: Tensor, tolerance: float) -> tuple[Tensor, Solution]:
         """Return a fixed point of a map of flat states ``[B, n]``, each image with its own stopping criterion."""
-        images = len(z)
+        images = z.shape[0]  # symbolic in an exported graph
         steps = torch.zeros(images, dtype=torch.int64, device=z.device)
         residual = z.new_full((images,), torch.inf)
         open_ = torch.ones(images, dtype=torch.bool, device=z.device)
@@ -219,7 +238,8 @@ class Equilibrium(Routing):
                 proposal = z + self.damping * (after - z)
             z = torch.where(open_[:, None], proposal, z)
             open_ = open_ & ~(residual <= tolerance)
-            if not bool(open_.any()):
+            # A graph has all steps: those after the last image has stopped change nothing.
+            if not torch.compiler.is_exporting() and not bool(open_.any()):
                 break
         return z, Solution(steps, residual, residual <= tolerance, torch.full_like(residual, torch.nan))
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from torchcaps.capsules import Capsules
 from torchcaps.routing.base import Coefficient, Geometry
 from torchcaps.votes import Votes
+from torchcaps.votes.base import Moments
 
 __all__ = [
     "COSTS",
@@ -18,7 +19,9 @@ __all__ = [
     "check_coordinates",
     "child_activations",
     "coordinate_offset",
+    "effective_activations",
     "fit_gaussian",
+    "gaussian_of",
     "inverse_temperature",
 ]
 
@@ -65,10 +68,18 @@ def fit_gaussian(
             logarithm and inverse are finite for a single child.
     """
     mass = weight.sum(-2)  # S_j: [B, *L, J]
-    divisor = mass.clamp_min(MIN_MASS).unsqueeze(-1)
     total = votes.sum(weight)
-    mean = total / divisor
-    variance = votes.sqsum(weight, mean) / divisor + floor
+    mean = total / mass.clamp_min(MIN_MASS).unsqueeze(-1)
+    moments = Moments(mass, total, mean, votes.sqsum(weight, mean), None, None)
+    return gaussian_of(coefficients, moments, temperature, floor)
+
+
+def gaussian_of(
+    coefficients: Mapping[str, Tensor], moments: Moments, temperature: float, floor: float = 1e-4
+) -> Gaussian:
+    """Return the Gaussians with these sums over votes; arguments as in `fit_gaussian`."""
+    mass, total, mean, squares, *_ = moments
+    variance = squares / mass.clamp_min(MIN_MASS).unsqueeze(-1) + floor
     least = torch.finfo(variance.dtype).eps ** 2
     if floor < least:
         variance = variance.clamp_min(least)
@@ -105,14 +116,18 @@ def coordinate_offset(centers: Tensor, geometry: Geometry) -> Tensor:
 def child_activations(votes: Votes, children: Capsules) -> Tensor:
     """Return the activation of each slot's child: 1 if the children have no activations, 0 for padding.
 
-    Activations below `MIN_ACTIVATION` count as 0, without gradient.
-
     Shapes:
         ``-> [B, *L, I]``
     """
-    activation = children.activation
-    if activation is None:
-        activation = children.pose.new_ones(()).expand(children.pose.shape[:-1])
-    else:
-        activation = F.threshold(activation, MIN_ACTIVATION, 0.0)
-    return votes.wiring.gather(activation)
+    return votes.wiring.gather(effective_activations(children))
+
+
+def effective_activations(children: Capsules) -> Tensor:
+    """Return the activations of the children, 1 if they have none; those below `MIN_ACTIVATION` count as 0.
+
+    Shapes:
+        ``-> [B, I]`` or ``[B, *G, N]``
+    """
+    if children.activation is None:
+        return children.pose.new_ones(()).expand(children.pose.shape[:-1])
+    return F.threshold(children.activation, MIN_ACTIVATION, 0.0)

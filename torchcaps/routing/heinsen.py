@@ -44,6 +44,12 @@ class Heinsen(Routing):
     Deviation: the authors' votes are ``(x_i / sqrt(I) * F1_j) F2 + B_F_j``, one factored matrix per parent for all
     children; here they are those of the layer, and `route` accepts any. The authors' code computes an image with a row
     of zeros in the mask to NaN.
+
+    >>> import torch
+    >>> from torchcaps.nn import DenseCapsules
+    >>> layer = DenseCapsules(32, 8, 10, 16, routing=Heinsen())
+    >>> layer(torch.randn(2, 32, 8)).pose.shape
+    torch.Size([2, 10, 16])
     """
 
     paper = "Heinsen 2022"
@@ -84,14 +90,15 @@ class Heinsen(Routing):
 
     def step(self, coefficients: Mapping[str, Tensor], votes: Votes, children: Capsules, state: State, t: int) -> State:
         """Compare the children with the predictions of the parents (except at first), then update the parents."""
-        pose = votes.wiring.gather(children.pose)  # [B, *L, I, K]
         mask = self._mask(coefficients)
-        score = (pose * coefficients["score_weight"]).sum(-1) * votes.shape[-3] ** -0.5 + coefficients["score_bias"]
-        available = (score.sigmoid() * child_activations(votes, children)).unsqueeze(-1)  # f: [B, *L, I, 1]
-        if state.memory is None:
+        parents, inputs = (None, None) if state.memory is None else state.memory
+        # what does not depend on the parents is computed once
+        pose, available = inputs or self._available(coefficients, votes, children)
+        inputs = pose, available
+        if parents is None:
             logits = None if mask is None else torch.zeros_like(mask).expand(votes.shape[:-1])
         else:
-            predicted = self._predict(coefficients, state.memory)
+            predicted = self._predict(coefficients, parents)
             similarity = torch.matmul(pose, predicted.transpose(-1, -2))  # [B, *L, I, J]
             similarity = similarity * coefficients["similarity_weight"] + coefficients["similarity_bias"]
             logits = F.logsigmoid(similarity)
@@ -100,19 +107,27 @@ class Heinsen(Routing):
             logits = logits.masked_fill(mask == 0, -torch.inf)
             available = available * mask
         chosen = votes.uniform(children.pose) if logits is None else votes.softmax(logits)
-        used = available * chosen
-        credit = coefficients["beta_use"] * used - coefficients["beta_ign"] * (available - used)
+        # beta_use f r - beta_ign (f - f r), with fewer products
+        gain = coefficients["beta_use"] + coefficients["beta_ign"]
+        credit = available * (gain * chosen - coefficients["beta_ign"])
         total = votes.sum(credit.expand(votes.shape[:-1]))
-        pose = _layer_norm(total) if self.normalize and t >= self.iterations - 1 else total
-        return State(pose=pose, coupling=credit, logits=logits, memory=total)
+        parents = _layer_norm(total) if self.normalize and t >= self.iterations - 1 else total
+        return State(pose=parents, coupling=credit, logits=logits, memory=(total, inputs))
 
     def pack(self, state: State) -> tuple[Tensor, ...]:
         """Return the parents before their normalisation."""
-        return (state.memory,)
+        return (state.memory[0],)
 
     def unpack(self, tensors: tuple[Tensor, ...]) -> State:
         """Return the state of these parents."""
-        return State(pose=_layer_norm(tensors[0]) if self.normalize else tensors[0], memory=tensors[0])
+        return State(pose=_layer_norm(tensors[0]) if self.normalize else tensors[0], memory=(tensors[0], None))
+
+    @staticmethod
+    def _available(coefficients: Mapping[str, Tensor], votes: Votes, children: Capsules) -> tuple[Tensor, Tensor]:
+        """Return the children of all slots, ``[B, *L, I, K]``, and their scores ``f``, ``[B, *L, I, 1]``."""
+        pose = votes.wiring.gather(children.pose)
+        score = (pose * coefficients["score_weight"]).sum(-1) * votes.shape[-3] ** -0.5 + coefficients["score_bias"]
+        return pose, (score.sigmoid() * child_activations(votes, children)).unsqueeze(-1)
 
     @staticmethod
     def _predict(coefficients: Mapping[str, Tensor], parents: Tensor) -> Tensor:

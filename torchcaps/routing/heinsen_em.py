@@ -40,6 +40,13 @@ class HeinsenEM(Routing):
     Domain: votes up to `torchcaps.routing.base.vote_limit`; larger ones raise a ValueError.
 
     Deviation: with both ``beta`` at their initial value 0, all scores are 0.
+
+    >>> import torch
+    >>> from torchcaps.nn import DenseCapsules
+    >>> layer = DenseCapsules(32, 8, 10, 16, routing=HeinsenEM())
+    >>> capsules = layer(torch.randn(2, 32, 8))
+    >>> capsules.pose.shape, capsules.activation.shape
+    (torch.Size([2, 10, 16]), torch.Size([2, 10]))
     """
 
     paper = "Heinsen 2019"
@@ -71,11 +78,12 @@ class HeinsenEM(Routing):
             coupling = votes.softmax(logits)
         available = child_activations(votes, children).unsqueeze(-1)  # [B, *L, I, 1]
         used = coupling * available
-        score = (coefficients["beta_use"] * used - coefficients["beta_ign"] * (available - used)).sum(-2)
+        # beta_use u - beta_ign (f - u), with fewer products
+        gain = coefficients["beta_use"] + coefficients["beta_ign"]
+        score = (gain * used - coefficients["beta_ign"] * available).sum(-2)
         weight = used / (used.sum(-2, keepdim=True) + EPS)
-        mean = votes.sum(weight)
-        variance = votes.sqsum(weight, mean) + EPS
-        return self.unpack((mean, variance, score))._replace(coupling=coupling, logits=logits)
+        mean, squares = votes.moments(weight)
+        return self.unpack((mean, squares + EPS, score))._replace(coupling=coupling, logits=logits)
 
     def pack(self, state: State) -> tuple[Tensor, ...]:
         """Return mean, variance and score of each parent."""

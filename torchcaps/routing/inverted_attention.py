@@ -45,6 +45,11 @@ class InvertedAttention(Routing):
     Deviation: the paper does not specify ablation C. Here ``r_ij a_i`` weights the votes, and
     ``a_j = sigmoid(lambda_t (beta_a - Σ_h (beta_u + log sigma_jh) Σ_i r_ij a_i))`` as in `EM`, with the same schedule
     of lambda.
+
+    >>> import torch, torchcaps
+    >>> parents, trace = torchcaps.route(torch.randn(2, 6, 5, 4), InvertedAttention(), trace=True)
+    >>> parents.pose.shape, torch.allclose(trace.couplings[-1].sum(-1), torch.ones(2, 6))
+    (torch.Size([2, 5, 4]), True)
     """
 
     paper = "Tsai 2020"

@@ -42,6 +42,11 @@ class KMeans(Routing):
 
     Deviation: in a convolution the original code routes the positions of one child type at a time and sums the results
     over the types before the squash; here all children of a window are routed together.
+
+    >>> import torch, torchcaps
+    >>> parents = torchcaps.route(torch.randn(2, 6, 5, 4), KMeans(similarity="cosine"))
+    >>> parents.pose.shape
+    torch.Size([2, 5, 4])
     """
 
     paper = "none (leftthomas/CapsuleLayer)"
@@ -57,8 +62,7 @@ class KMeans(Routing):
     def step(self, coefficients: Mapping[str, Tensor], votes: Votes, children: Capsules, state: State, t: int) -> State:
         """Update the centers."""
         if state.memory is None:
-            one = children.pose.new_ones(()).expand(votes.shape[:-1])
-            center, squares = votes.sum(one / votes.shape[-2]), self._squares(votes, children)
+            center, squares = votes.sum(votes.uniform(children.pose)), self._squares(votes, children)
         else:
             center, squares = state.memory
             if squares is None:
@@ -83,9 +87,9 @@ class KMeans(Routing):
         """Return the squared length of each vote, of each vote minus its mean, or nothing: ``[B, *L, I, J]``."""
         if self.similarity == "dot":
             return None
-        one = children.pose.new_ones(()).expand(*votes.shape[:-3], *votes.shape[-2:])
-        squares = votes.sqdist(torch.zeros_like(one), one)
+        squares = votes.sqnorm(children.pose)
         if self.similarity == "pearson":
+            one = children.pose.new_ones(()).expand(*votes.shape[:-3], *votes.shape[-2:])
             squares = (squares - votes.dot(one) ** 2 / votes.shape[-1]).clamp_min(0)
         return squares
 

@@ -19,7 +19,14 @@ __all__ = ["Quadratic", "RecordedChildren", "RoutingDivergence"]
 
 
 class RoutingDivergence(RuntimeError):
-    """The coefficients of the quadratic program exceeded their limit; the layer keeps the values before the step."""
+    """The coefficients of the quadratic program exceeded their limit; the layer keeps the values before the step.
+
+    >>> try:
+    ...     raise RoutingDivergence("the coefficients exceeded 100")
+    ... except RuntimeError as error:
+    ...     print(error)
+    the coefficients exceeded 100
+    """
 
 
 @dataclass(frozen=True)
@@ -60,6 +67,12 @@ class Quadratic(Routing):
 
     Deviation: the paper uses it in the class layer only. A convolution has one coefficient per slot and parent type,
     shared by all positions; hidden layers are updated by the chain rule, through the same F.
+
+    >>> import torch
+    >>> from torchcaps.nn import DenseCapsules
+    >>> layer = DenseCapsules(32, 8, 10, 16, routing=Quadratic())
+    >>> layer(torch.randn(2, 32, 8)).pose.shape, [name for name, _ in layer.named_buffers()]
+    (torch.Size([2, 10, 16]), ['coefficients.coefficient'])
     """
 
     paper = "Yang 2021"

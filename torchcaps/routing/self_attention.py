@@ -33,6 +33,12 @@ class SelfAttention(Routing):
     Deviation: the authors add 1e-20 to norms in the squash, which float32 rounds to nothing, so that the gradient at 0
     is NaN; here it is finite. The authors have no convolutional layer with this routing; here the children of one
     window attend to each other, and the priors are shared by all positions.
+
+    >>> import torch
+    >>> from torchcaps.nn import DenseCapsules
+    >>> layer = DenseCapsules(32, 8, 10, 16, routing=SelfAttention())
+    >>> layer(torch.randn(2, 32, 8)).pose.shape, [name for name, _ in layer.named_parameters()]
+    (torch.Size([2, 10, 16]), ['weight', 'coefficients.prior'])
     """
 
     paper = "Mazzia 2021"
@@ -51,8 +57,6 @@ class SelfAttention(Routing):
     def step(self, coefficients: Mapping[str, Tensor], votes: Votes, children: Capsules, state: State, t: int) -> State:
         """Attend to the votes with their own sum as query."""
         ones = children.pose.new_ones(()).expand(votes.shape[:-1])
-        total, coupling, logits = votes.attend(votes.sum(ones) * votes.shape[-1] ** -0.5)
-        prior = coefficients["prior"].expand(votes.shape[:-1])
-        total = total + votes.sum(prior)  # separately: couplings that all images share cost one matrix product
-        coupling = None if coupling is None else coupling + prior
+        query = votes.sum(ones) * votes.shape[-1] ** -0.5
+        total, coupling, logits = votes.attend_with_prior(query, coefficients["prior"])
         return State(pose=exp_squash(total), coupling=coupling, logits=logits)

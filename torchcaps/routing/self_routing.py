@@ -30,6 +30,13 @@ class SelfRouting(Routing):
 
     In a convolutional layer the classifiers are shared by all positions, the softmax is over the parent types of one
     position, and the padding has activation 0.
+
+    >>> import torch
+    >>> from torchcaps.nn import DenseCapsules
+    >>> layer = DenseCapsules(32, 8, 10, 16, routing=SelfRouting())
+    >>> capsules = layer(torch.randn(2, 32, 8))
+    >>> torch.allclose(capsules.activation.sum(-1), torch.ones(2))
+    True
     """
 
     paper = "Hahn 2019"

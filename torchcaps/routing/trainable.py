@@ -29,6 +29,12 @@ class Trainable(Routing):
     Args:
         relu: position of the ReLU: ``"before"`` the squash (the authors' nets with one capsule layer), ``"after"`` it
             (their multi-layer net), or ``"none"``. The paper only states that there is one.
+
+    >>> import torch
+    >>> from torchcaps.nn import DenseCapsules
+    >>> layer = DenseCapsules(32, 8, 10, 16, routing=Trainable())
+    >>> layer(torch.randn(2, 32, 8)).pose.shape, [name for name, _ in layer.named_parameters()]
+    (torch.Size([2, 10, 16]), ['weight', 'coefficients.coupling'])
     """
 
     paper = "Chen 2019"

@@ -25,6 +25,11 @@ class Uniform(Routing):
     Args:
         over: ``"parents"``: couplings ``1/J``, as above. ``"children"``: ``1/I``, the mean of the votes, as in Gu 2020
             (Aff-CapsNet) together with ``DenseCapsules(shared=True)``, as implemented here.
+
+    >>> import torch, torchcaps
+    >>> parents, trace = torchcaps.route(torch.randn(2, 6, 5, 4), Uniform(), trace=True)
+    >>> trace.couplings[0].unique()
+    tensor([0.2000])
     """
 
     paper = "Sabour 2017"

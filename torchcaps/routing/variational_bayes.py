@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchcaps.capsules import Capsules
 from torchcaps.routing.base import Coefficient, Geometry, Routing, State
-from torchcaps.routing.gaussian import MIN_MASS, check_coordinates, child_activations, coordinate_offset
+from torchcaps.routing.gaussian import check_coordinates, child_activations, coordinate_offset
 from torchcaps.votes import Votes, Wiring
 
 __all__ = ["VariationalBayes"]
@@ -46,6 +46,13 @@ class VariationalBayes(Routing):
             the right-hand column of its votes (the class layer). Matrix poses on a grid only.
 
     Domain: votes up to `torchcaps.routing.base.vote_limit`; larger ones raise a ValueError.
+
+    >>> import torch
+    >>> from torchcaps.nn import DenseCapsules
+    >>> layer = DenseCapsules(32, 8, 10, 16, routing=VariationalBayes())
+    >>> capsules = layer(torch.randn(2, 32, 8))
+    >>> capsules.pose.shape, capsules.activation.shape
+    (torch.Size([2, 10, 16]), torch.Size([2, 10]))
     """
 
     paper = "Ribeiro 2020"
@@ -94,19 +101,18 @@ class VariationalBayes(Routing):
         weight = coupling * child_activations(votes, children).unsqueeze(-1)
         mass = weight.sum(-2)  # R_j: [B, *L, J]
         kappa, nu = 1 + mass, dim + 1 + mass
-        total = votes.sum(weight)
-        mean = total / mass.clamp_min(MIN_MASS).unsqueeze(-1)
-        psi = 1 + votes.sqsum(weight, mean) + (mass / kappa).unsqueeze(-1) * mean * mean
+        # psi equals 1 + Σ_i r a (v - mu)² + R / kappa mu²; the deviations from m are those of the next iteration
+        pose, squares = votes.moments(weight, kappa)
+        psi = 1 + squares + pose * pose
         alpha = 1 + mass
         log_pi = torch.digamma(alpha) - torch.digamma(alpha.sum(-1, keepdim=True))
-        index = torch.arange(dim, dtype=nu.dtype, device=nu.device)
-        log_det = torch.digamma((nu.unsqueeze(-1) - index) / 2).sum(-1) + dim * math.log(2) - psi.log().sum(-1)
+        log_det = _multivariate_digamma(nu, dim) + dim * math.log(2) - psi.log().sum(-1)
         entropy = 0.5 * dim * math.log(2 * math.pi * math.e) - 0.5 * log_det
         activation = coefficients["beta_a"] - (log_pi.exp() * entropy + coefficients["beta_u"])
         if self.activation == "sigmoid":
             activation = activation.sigmoid()
         memory = (log_pi + 0.5 * log_det - 0.5 * dim / kappa, nu.unsqueeze(-1) / psi, activation)
-        return State(total / kappa.unsqueeze(-1), activation, coupling, logits, memory)
+        return State(pose, activation, coupling, logits, memory)
 
     def pack(self, state: State) -> tuple[Tensor, ...]:
         """Return mean, constant of the log density, precision and activation of each parent."""
@@ -116,3 +122,23 @@ class VariationalBayes(Routing):
     def unpack(self, tensors: tuple[Tensor, ...]) -> State:
         """Return the state of these parents."""
         return State(tensors[0], tensors[-1], memory=tensors[1:])
+
+
+def _multivariate_digamma(nu: Tensor, dim: int) -> Tensor:
+    """Return ``Σ_d digamma((nu - d) / 2)``, ``d = 0 .. D - 1``, for ``nu > D - 1``, by at most two digammas.
+
+    Two terms are ``digamma(x / 2) + digamma((x - 1) / 2) = 2 digamma(x - 1) - 2 ln 2`` (duplication), and
+    ``digamma(nu - 1 - 2k)`` is ``digamma(nu - 1)`` minus the sum of ``1 / (nu - m)``, ``m = 2 .. 2k + 1`` (recurrence).
+
+    >>> _multivariate_digamma(torch.tensor(5.0), 3) - sum(torch.digamma((torch.tensor(5.0) - d) / 2) for d in range(3))
+    tensor(0.)
+    """
+    even = dim - dim % 2
+    result = even * (torch.digamma(nu - 1) - math.log(2)) if even else torch.zeros_like(nu)
+    if even > 2:
+        index = torch.arange(2, even, dtype=nu.dtype, device=nu.device)
+        count = even - 2 * torch.div(index, 2, rounding_mode="floor")
+        result = result - (count / (nu.unsqueeze(-1) - index)).sum(-1)
+    if dim % 2:
+        result = result + torch.digamma((nu - even) / 2)
+    return result

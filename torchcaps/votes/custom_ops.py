@@ -5,7 +5,7 @@ computes the same votes as forward and store them. As an operator with its own b
 the inputs of the reduction are saved.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -35,10 +35,25 @@ def _decode_plan(numbers: list[int]) -> ChunkPlan:
     return ChunkPlan(wiring, rows, max_slots or None)
 
 
-def _as_list(gradients: Iterable[Tensor | None], inputs: Iterable[Tensor | None]) -> list[Tensor]:
-    """Return the gradients of the inputs that are not ``None``, contiguous; zeros for missing gradients."""
-    pairs = [(gradient, x) for gradient, x in zip(gradients, inputs, strict=True) if x is not None]
+def _select(inputs: Iterable[Tensor | None], needs: Sequence[bool]) -> list[Tensor]:
+    """Return the inputs whose gradients are needed."""
+    return [x for x, needed in zip(inputs, needs, strict=True) if x is not None and needed]
+
+
+def _as_list(
+    gradients: Iterable[Tensor | None], inputs: Iterable[Tensor | None], needs: Sequence[bool]
+) -> list[Tensor]:
+    """Return the needed gradients, contiguous; zeros for missing ones."""
+    rows = zip(gradients, inputs, needs, strict=True)
+    pairs = [(gradient, x) for gradient, x, needed in rows if x is not None and needed]
     return [torch.zeros_like(x).contiguous() if gradient is None else gradient.contiguous() for gradient, x in pairs]
+
+
+def _spread(gradients: Iterable[Tensor], inputs: Iterable[Tensor | None], needs: Sequence[bool]) -> list[Tensor | None]:
+    """Inverse of `_select`: return one gradient per input, ``None`` if there is none."""
+    found = iter(gradients)
+    pairs = zip(inputs, needs, strict=True)
+    return [next(found) if x is not None and needed else None for x, needed in pairs]
 
 
 # Reductions -----------------------------------------------------------------------------------------------------
@@ -66,6 +81,7 @@ def _(kind: str, plan: list[int], pose: Tensor, weight: Tensor, bias: Tensor | N
 def _reduce_backward(
     kind: str,
     plan: list[int],
+    needs: list[bool],
     gradient: Tensor,
     pose: Tensor,
     weight: Tensor,
@@ -75,20 +91,21 @@ def _reduce_backward(
     from torchcaps.votes.streaming import reduce_gradients
 
     inputs = (pose, weight, bias, *arguments)
-    return _as_list(reduce_gradients(BY_NAME[kind], _decode_plan(plan), gradient, *inputs), inputs)
+    return _as_list(reduce_gradients(BY_NAME[kind], _decode_plan(plan), needs, gradient, *inputs), inputs, needs)
 
 
 @_reduce_backward.register_fake
 def _(
     kind: str,
     plan: list[int],
+    needs: list[bool],
     gradient: Tensor,
     pose: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     arguments: list[Tensor],
 ) -> list[Tensor]:
-    return [x.new_empty(x.shape) for x in (pose, weight, bias, *arguments) if x is not None]
+    return [x.new_empty(x.shape) for x in _select((pose, weight, bias, *arguments), needs)]
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -98,8 +115,10 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _reduce_backward_formula(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
     pose, weight, bias, *arguments = ctx.saved_tensors
-    pose_grad, weight_grad, *rest = _reduce_backward(ctx.kind, ctx.plan, gradient, pose, weight, bias, arguments)
-    bias_grad = None if bias is None else rest.pop(0)
+    *of_tensors, of_arguments = ctx.needs_input_grad[2:]
+    needs = [*of_tensors, *of_arguments]
+    found = _reduce_backward(ctx.kind, ctx.plan, needs, gradient, pose, weight, bias, arguments)
+    pose_grad, weight_grad, bias_grad, *rest = _spread(found, ctx.saved_tensors, needs)
     return None, None, pose_grad, weight_grad, bias_grad, rest
 
 
@@ -128,14 +147,18 @@ def _(plan: list[int], pose: Tensor, weight: Tensor, coupling: Tensor) -> Tensor
 
 
 @torch.library.custom_op("torchcaps::sum_votes_backward", mutates_args=())
-def _sum_backward(plan: list[int], gradient: Tensor, pose: Tensor, weight: Tensor, coupling: Tensor) -> list[Tensor]:
+def _sum_backward(
+    plan: list[int], needs: list[bool], gradient: Tensor, pose: Tensor, weight: Tensor, coupling: Tensor
+) -> list[Tensor]:
     inputs = (pose, weight, coupling)
-    return _as_list(folded_gradients(gradient, *inputs, _decode_plan(plan), (True, True, True)), inputs)
+    return _as_list(folded_gradients(gradient, *inputs, _decode_plan(plan), needs), inputs, needs)
 
 
 @_sum_backward.register_fake
-def _(plan: list[int], gradient: Tensor, pose: Tensor, weight: Tensor, coupling: Tensor) -> list[Tensor]:
-    return [x.new_empty(x.shape) for x in (pose, weight, coupling)]
+def _(
+    plan: list[int], needs: list[bool], gradient: Tensor, pose: Tensor, weight: Tensor, coupling: Tensor
+) -> list[Tensor]:
+    return [x.new_empty(x.shape) for x in _select((pose, weight, coupling), needs)]
 
 
 def _save_sum(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -144,7 +167,8 @@ def _save_sum(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _sum_backward_formula(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-    return None, *_sum_backward(ctx.plan, gradient, *ctx.saved_tensors)
+    needs = list(ctx.needs_input_grad[1:])
+    return None, *_spread(_sum_backward(ctx.plan, needs, gradient, *ctx.saved_tensors), ctx.saved_tensors, needs)
 
 
 _sum.register_autograd(_sum_backward_formula, setup_context=_save_sum)

@@ -14,8 +14,10 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from torchcaps._core.values import in_vmap_or_forward_mode
 from torchcaps.capsules import disable_autocast
-from torchcaps.votes.base import Votes
+from torchcaps.votes.base import Attended, Votes
+from torchcaps.votes.stored_gradients import MomentsStored, SqDistStored, SqNormStored, SqSumStored
 from torchcaps.votes.wiring import Wiring
 
 __all__ = ["DenseVotes", "bias_gradient", "compute_votes", "concat_children", "slot_gradient", "weight_gradient"]
@@ -64,11 +66,18 @@ def bias_gradient(gradient: Tensor, bias: Tensor) -> Tensor:
 
 
 class DenseVotes(Votes):
-    """Votes stored as one tensor ``[B, *L, I, J, D]``."""
+    """Votes stored as one tensor ``[B, *L, I, J, D]``.
+
+    >>> import torch
+    >>> votes = DenseVotes(torch.randn(2, 6, 5, 4), Wiring(6))
+    >>> votes.sum(torch.full((2, 6, 5), 1 / 5)).shape
+    torch.Size([2, 5, 4])
+    """
 
     def __init__(self, votes: Tensor, wiring: Wiring) -> None:
         super().__init__(wiring, tuple(votes.shape))
         self._votes = votes
+        self._recent: tuple[Tensor, Tensor] | None = None  # means, and the deviations from them without gradient
 
     @classmethod
     def make(cls, pose: Tensor, weight: Tensor, bias: Tensor | None, rows: int, wiring: Wiring) -> Self:
@@ -87,11 +96,51 @@ class DenseVotes(Votes):
 
     def sqsum(self, coupling: Tensor, mean: Tensor) -> Tensor:
         """Return ``Σ_i c_ij (v_ij - mu_j)²``."""
+        if _has_plain_autograd():
+            mean = self._for_parents(mean)
+            return SqSumStored.apply(self._votes, coupling.expand(self.shape[:-1]), mean, self._deviations(mean))
         return (coupling.unsqueeze(-1) * (self._votes - mean.unsqueeze(-3)) ** 2).sum(-3)
 
     def sqdist(self, mean: Tensor, scale: Tensor) -> Tensor:
         """Return ``Σ_d w_jd (v_ijd - mu_jd)²``."""
+        if _has_plain_autograd():
+            mean = self._for_parents(mean)
+            return SqDistStored.apply(self._votes, mean, self._for_parents(scale), self._deviations(mean))
         return (scale.unsqueeze(-3) * (self._votes - mean.unsqueeze(-3)) ** 2).sum(-1)
+
+    def sqnorm(self, like: Tensor) -> Tensor:
+        """Return ``|v_ij|²``."""
+        return SqNormStored.apply(self._votes) if _has_plain_autograd() else (self._votes * self._votes).sum(-1)
+
+    def moments(self, coupling: Tensor, divisor: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return ``mu_j = Σ_i c_ij v_ij / n_j`` and ``Σ_i c_ij (v_ij - mu_j)²``."""
+        if not _has_plain_autograd():
+            return super().moments(coupling, divisor)
+        if divisor is None:
+            divisor = self._votes.new_ones(()).expand(*self.shape[:-3], self.shape[-2])
+        mean, squares, deviations = MomentsStored.apply(self._votes, coupling.expand(self.shape[:-1]), divisor)
+        self._recent = mean, deviations
+        return mean, squares
+
+    def attend_with_prior(self, query: Tensor, prior: Tensor) -> Attended:
+        """Return ``Σ_i (c_ij + b_ij) v_ij`` in one sum."""
+        logits = self.dot(query)
+        coupling = self.softmax(logits) + prior
+        return Attended(self.sum(coupling), coupling, logits)
+
+    def _for_parents(self, tensor: Tensor) -> Tensor:
+        """Broadcast to one vector per parent and image, ``[B, *L, J, D]``."""
+        shape = (*self.shape[:-3], *self.shape[-2:])
+        return tensor if tensor.shape == shape else tensor.expand(shape)
+
+    def _deviations(self, mean: Tensor) -> Tensor:
+        """Return ``v_ij - mu_j`` without gradient, the same tensor as before if the means are.
+
+        A routing with Gaussian parents asks twice: for the variance, and in the next iteration for the distances.
+        """
+        if self._recent is None or self._recent[0] is not mean:
+            self._recent = mean, self._votes.detach() - mean.detach().unsqueeze(-3)
+        return self._recent[1]
 
     def mix(self, kernel: Tensor) -> Tensor:
         """Return ``Σ_md A_jimd v_mjd``."""
@@ -106,3 +155,8 @@ class DenseVotes(Votes):
     def detach(self) -> Self:
         """Return the same votes without gradients."""
         return type(self)(self._votes.detach(), self.wiring)
+
+
+def _has_plain_autograd() -> bool:
+    """Return whether gradients by formula apply: not in a compiled graph, ``vmap`` or forward-mode differentiation."""
+    return not torch.compiler.is_compiling() and not in_vmap_or_forward_mode()

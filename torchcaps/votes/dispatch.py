@@ -1,7 +1,8 @@
 """Choice of the computation path of capsule layers: every threshold in one table, and the functions that use them.
 
 A layer with ``streamed="auto"`` stores its votes or streams them (`choose_path`). A streamed reduction is computed by
-the compiled kernel (`kernel_supports`), from weights that contain the couplings (`folds_mix` and
+the compiled CPU kernel (`kernel_supports`), by Triton kernels on a GPU
+(`torchcaps.votes.triton.support.triton_supports`), from weights that contain the couplings (`folds_mix` and
 `torchcaps.votes.shared_coupling.shared_by_images`) or in chunks by torch. All paths compute the same values and
 gradients up to rounding.
 
@@ -9,7 +10,6 @@ gradients up to rounding.
 on both sides of every number and records the crossovers in ``results/bench/thresholds.json``, which names the machine.
 """
 
-import enum
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,8 +20,10 @@ import torch
 from torch import Tensor
 
 from torchcaps._core.values import in_vmap_or_forward_mode
+from torchcaps.votes.base import VotePath
 from torchcaps.votes.cpu.build import has_kernel
 from torchcaps.votes.reductions import Reduction, kernel_index
+from torchcaps.votes.triton.support import has_triton_for
 from torchcaps.votes.wiring import Wiring
 
 __all__ = [
@@ -238,22 +240,6 @@ def override_thresholds(**values: int) -> Iterator[None]:
 # Choices ------------------------------------------------------------------------------------------------------------
 
 
-class VotePath(enum.Enum):
-    """How a capsule layer computes with its votes."""
-
-    STORED = "stored"
-    """One tensor (`DenseVotes`)."""
-    STREAMED_TORCH = "streamed by torch"
-    """Recomputed in chunks by torch; single reductions may use the kernel."""
-    STREAMED_KERNEL = "streamed by the compiled kernel"
-    """Recomputed in registers by the compiled CPU kernel."""
-
-    @property
-    def is_streamed(self) -> bool:
-        """Whether the votes are never stored as a whole."""
-        return self is not VotePath.STORED
-
-
 def choose_path(streamed: bool | Literal["auto"], weight: Tensor, vote_bytes: int, lanes: int) -> VotePath:
     """Return the path of a capsule layer.
 
@@ -277,6 +263,8 @@ def choose_path(streamed: bool | Literal["auto"], weight: Tensor, vote_bytes: in
             return VotePath.STORED
     elif not streamed:
         return VotePath.STORED
+    if has_triton_for(weight):
+        return VotePath.STREAMED_TRITON
     return VotePath.STREAMED_KERNEL if kernel_is_fast(weight) else VotePath.STREAMED_TORCH
 
 

@@ -88,9 +88,10 @@ class FoldedSum(torch.autograd.Function):
 
 def folded_gradients(
     gradient: Tensor, pose: Tensor, weight: Tensor, coupling: Tensor, plan: ChunkPlan, needs_grad: Sequence[bool]
-) -> tuple[Tensor | None, Tensor, Tensor | None]:
-    """Return the gradients of children, weight and coupling; the first and the last are ``None`` if not needed."""
-    pose_grad = None
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Return the gradients of children, weight and coupling; ``None`` for those that are not needed."""
+    pose_grad, matrix_grad = None, None
+    needs_matrix = bool(needs_grad[1] or needs_grad[2])
     n_parents, outs = weight.shape[-2:]
     matrix, factor = _multiply_coupling(weight, coupling)
     gradient = gradient if factor is None else gradient * factor
@@ -101,21 +102,24 @@ def folded_gradients(
         if needs_grad[0]:
             slots_grad = (parts @ flat.T).unflatten(-1, weight.shape[:2])  # [B, A, I, X]
             pose_grad = slots_grad.transpose(1, 2).flatten(-2)
-        matrix_grad = (slots.flatten(0, 1).T @ parts.flatten(0, 1)).view_as(weight)
+        if needs_matrix:
+            matrix_grad = (slots.flatten(0, 1).T @ parts.flatten(0, 1)).view_as(weight)
     else:
         images, kernel = _as_images(pose, plan), _as_kernel(matrix, plan.wiring)
         maps = _channels_first(parts)  # [B * A, J * Y, *L]
-        mask = [bool(needs_grad[0]), True, False]
+        mask = [bool(needs_grad[0]), needs_matrix, False]
         images_grad, kernel_grad, _ = torch.ops.aten.convolution_backward(
             maps, images, kernel, None, plan.wiring.stride, [0, 0], [1, 1], False, [0, 0], 1, mask
         )
-        matrix_grad = _from_kernel(kernel_grad, plan.wiring, n_parents)
+        if needs_matrix:
+            matrix_grad = _from_kernel(kernel_grad, plan.wiring, n_parents)
         if images_grad is not None:
             pose_grad = _from_images(images_grad, plan)
-    if factor is not None:
+    if factor is not None or matrix_grad is None:
         return pose_grad, matrix_grad, None
     coupling_grad = (matrix_grad * weight).sum((1, 3)) if needs_grad[2] else None
-    return pose_grad, matrix_grad * coupling[:, None, :, None], coupling_grad
+    weight_grad = matrix_grad * coupling[:, None, :, None] if needs_grad[1] else None
+    return pose_grad, weight_grad, coupling_grad
 
 
 def _multiply_coupling(weight: Tensor, coupling: Tensor) -> tuple[Tensor, Tensor | None]:

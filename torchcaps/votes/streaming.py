@@ -14,8 +14,9 @@ from torch import Tensor
 from torchcaps._core.values import is_batched
 from torchcaps.capsules import disable_autocast
 from torchcaps.votes import dispatch, reductions
-from torchcaps.votes.base import Attended, Votes
+from torchcaps.votes.base import Attended, Density, Moments, Votes
 from torchcaps.votes.cpu import kernel
+from torchcaps.votes.cpu.fit import Inputs
 from torchcaps.votes.custom_ops import reduce_votes_op, sum_votes_op
 from torchcaps.votes.dense import (
     DenseVotes,
@@ -26,8 +27,11 @@ from torchcaps.votes.dense import (
     weight_gradient,
 )
 from torchcaps.votes.dispatch import ChunkPlan, folds_mix, kernel_supports
+from torchcaps.votes.fitting import KernelFit, fit_is_supported
 from torchcaps.votes.reductions import Reduction
 from torchcaps.votes.shared_coupling import FoldedSum, SumFunction, folded_mix, folded_sum, shared_by_images
+from torchcaps.votes.triton import launch
+from torchcaps.votes.triton.support import triton_supports
 from torchcaps.votes.wiring import Wiring
 
 __all__ = ["StreamedVotes", "make_chunks", "reduce_gradients", "reduce_votes"]
@@ -73,11 +77,13 @@ def _limit_meta_chunks(chunks: Iterator[Chunk], pose: Tensor) -> Iterator[Chunk]
 def reduce_votes(
     reduction: type[Reduction], plan: ChunkPlan, pose: Tensor, weight: Tensor, bias: Tensor | None, *arguments: Tensor
 ) -> Tensor:
-    """Return the reduction of all votes, by the compiled kernel if it supports it, otherwise chunk by chunk.
+    """Return the reduction of all votes, by a GPU or CPU kernel if one supports it, otherwise chunk by chunk.
 
     The result is allocated before the first chunk: results allocated between the temporaries of the chunks fragmented
     the heap, which grew to several times the memory in use.
     """
+    if triton_supports(reduction, plan.wiring, pose, weight, bias, *arguments):
+        return launch.forward_pass(reduction, plan, pose, weight, bias, *arguments)
     if kernel_supports(reduction, plan.wiring, pose, weight, bias, *arguments):
         return kernel.forward_pass(reduction, plan, pose, weight, bias, *arguments)
     total: Tensor | None = None
@@ -97,6 +103,7 @@ def reduce_votes(
 def reduce_gradients(
     reduction: type[Reduction],
     plan: ChunkPlan,
+    needs: Sequence[bool],
     gradient: Tensor,
     pose: Tensor,
     weight: Tensor,
@@ -105,33 +112,41 @@ def reduce_gradients(
 ) -> tuple[Tensor | None, ...]:
     """Recompute the votes; return the gradients of children, weight, bias and the reduction's arguments.
 
+    ``needs`` has a bool for each of these: the other gradients are ``None``, and are not computed if that saves time.
+
     If gradients are enabled (double backward), torch computes them, so that they can be differentiated again. For
     gradients inside ``vmap`` (``torch.func.jacrev``) all votes are computed at once.
     """
     if is_batched(gradient):
         return _gradients_of_stored_votes(reduction, plan, gradient, pose, weight, bias, *arguments)
-    if not torch.is_grad_enabled() and kernel_supports(
-        reduction, plan.wiring, pose, weight, bias, gradient, *arguments
-    ):
-        return kernel.backward_pass(reduction, plan, gradient, pose, weight, bias, *arguments)
-    padded_grad = torch.zeros_like(plan.wiring.pad(pose), memory_format=torch.contiguous_format)
-    weight_grad = torch.zeros_like(weight)
-    bias_grad = None if bias is None else torch.zeros_like(bias)
+    if not torch.is_grad_enabled():
+        if triton_supports(reduction, plan.wiring, pose, weight, bias, gradient, *arguments):
+            return launch.backward_pass(reduction, plan, needs, gradient, pose, weight, bias, *arguments)
+        if kernel_supports(reduction, plan.wiring, pose, weight, bias, gradient, *arguments):
+            return kernel.backward_pass(reduction, plan, needs, gradient, pose, weight, bias, *arguments)
+    padded_grad = torch.zeros_like(plan.wiring.pad(pose), memory_format=torch.contiguous_format) if needs[0] else None
+    weight_grad = torch.zeros_like(weight) if needs[1] else None
+    bias_grad = torch.zeros_like(bias) if bias is not None and needs[2] else None
     argument_grads = [torch.zeros(a.shape, dtype=a.dtype, device=a.device) for a in arguments]
     for chunk in _limit_meta_chunks(make_chunks(plan, pose, weight, bias), pose):
         result_grad = chunk.narrow(gradient) if reduction.slotted_result else gradient
         votes_grad, *parts = reduction.gradients(chunk.votes, result_grad, *chunk.narrow_slotted(reduction, arguments))
         for total, part, slotted in zip(argument_grads, parts, reduction.slotted, strict=True):
             (chunk.narrow(total) if slotted else total).add_(part)
-        chunk.narrow(weight_grad, -4).add_(weight_gradient(votes_grad, chunk.slots, chunk.weight))
+        if weight_grad is not None:
+            chunk.narrow(weight_grad, -4).add_(weight_gradient(votes_grad, chunk.slots, chunk.weight))
         if bias_grad is not None:
             chunk_bias_grad = chunk.narrow(bias_grad, -3)
             chunk_bias_grad.add_(bias_gradient(votes_grad, chunk_bias_grad))
+        if padded_grad is None:
+            continue
         slots_grad = slot_gradient(votes_grad, chunk.weight, plan.rows)
         windows = plan.wiring.windows(padded_grad, chunk.start, chunk.stop)
         for window, part in zip(windows, slots_grad.chunk(plan.wiring.children_per_slot, dim=-1), strict=True):
             window.add_(part.flatten(-2))
-    return plan.wiring.unpad(padded_grad), weight_grad, bias_grad, *argument_grads
+    pose_grad = None if padded_grad is None else plan.wiring.unpad(padded_grad)
+    of_arguments = (grad if needed else None for grad, needed in zip(argument_grads, needs[3:], strict=True))
+    return pose_grad, weight_grad, bias_grad, *of_arguments
 
 
 def _gradients_of_stored_votes(
@@ -173,7 +188,8 @@ class StreamedReduction(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         """Return the gradients of children, weight, bias and the reduction's arguments."""
         with disable_autocast(gradient):
-            return None, None, *reduce_gradients(ctx.reduction, ctx.plan, gradient, *ctx.saved_tensors)
+            needs = ctx.needs_input_grad[2:]
+            return None, None, *reduce_gradients(ctx.reduction, ctx.plan, needs, gradient, *ctx.saved_tensors)
 
 
 # Votes ----------------------------------------------------------------------------------------------------------
@@ -189,6 +205,14 @@ class StreamedVotes(Votes):
         wiring: the child that each slot reads.
         max_slots: largest number of slots per chunk; default: as many as fit into the cache.
         couplings: whether `attend` returns couplings and logits, which it otherwise does not need to store.
+
+    >>> import torch
+    >>> children, weight = torch.randn(2, 6, 8), torch.randn(6, 8, 5, 4)  # [B, I, K], [I, X, J, Y]
+    >>> votes = StreamedVotes(children, weight, None, rows=1, wiring=Wiring(6))
+    >>> stored = DenseVotes.make(children, weight, None, rows=1, wiring=Wiring(6))
+    >>> coupling = torch.rand(2, 6, 5)
+    >>> torch.allclose(votes.sum(coupling), stored.sum(coupling), atol=1e-5)
+    True
     """
 
     def __init__(
@@ -252,6 +276,31 @@ class StreamedVotes(Votes):
             return super().attend(query, leak, through)
         total = self._stream(reductions.ATTEND_VARIANTS[leak, through], self._for_parents(query))
         return Attended(total, None, None)
+
+    def fit(self, activation: Tensor, density: Density | None, least_mass: float) -> Moments:
+        """Return the sums of EM; in one pass, without storing couplings, if the kernel for CPUs supports the layer."""
+        activation = activation.expand(self._tensors[0].shape[:-1])  # the kernel reads whole tensors
+        constant, center, scale = density or (None, None, None)
+        if constant is not None and center is not None and scale is not None:
+            constant = constant.expand(*self.shape[:-3], self.shape[-2])
+            center, scale = self._for_parents(center), self._for_parents(scale)
+        inputs: Inputs = (*self._tensors, activation, constant, center, scale)
+        if self._couplings or not fit_is_supported(self._plan, inputs):
+            return super().fit(activation, density, least_mass)
+        rows, wiring = self._plan.rows, self.wiring  # a closure of self would keep the children alive
+
+        def define(
+            stored: bool, pose: Tensor, weight: Tensor, bias: Tensor | None, activation: Tensor, *density: Tensor
+        ) -> tuple[Tensor, Tensor, Tensor]:
+            kind = DenseVotes.make if stored else StreamedVotes
+            votes = kind(pose, weight, bias, rows, wiring)
+            found = Votes.fit(votes, activation, None if density[0] is None else Density(*density), least_mass)
+            return found.mass, found.total, found.squares
+
+        with disable_autocast(self._tensors[0]):
+            mass, total, squares = KernelFit.apply(self._plan, least_mass, define, *inputs)  # type: ignore[misc]
+            mean = total / mass.clamp_min(least_mass).unsqueeze(-1)
+        return Moments(mass, total, mean, squares, None, None)
 
     def dense(self) -> Tensor:
         """Compute all votes, ``[B, *L, I, J, D]``."""

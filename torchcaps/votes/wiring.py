@@ -41,6 +41,10 @@ class Wiring:
             reads its whole window (Choi 2019, whose votes are convolutions).
         competition: the parents that compete for a child. ``"local"``: those of one receptive field (Tsai 2020).
             ``"global"``: all parents that read the child, at any position (Hinton 2018).
+
+    >>> wiring = Wiring(types=8, grid=(6, 6), kernel=(3, 3))
+    >>> wiring.n_slots, wiring.sites
+    (72, (4, 4))
     """
 
     types: int

@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 
 from torchcaps._core.files import staging_directory, sync_file
+from torchcaps._core.machine import processor_features
 
 __all__ = ["CompilerError", "has_kernel", "load_library"]
 
@@ -95,18 +96,12 @@ def _check_private(directory: Path) -> Path:
 
 
 def _cache_key(compiler: str | None, flags: tuple[str, ...]) -> str:
-    """Return a hash of everything that the library depends on: source, flags, compiler and processor."""
-    parts = [SOURCE.read_text(), *flags, compiler or "", platform.machine(), _processor_features()]
+    """Return a hash of everything that the library depends on: source, flags, compiler and processor.
+
+    A library compiled for another processor might not run on this one.
+    """
+    parts = [SOURCE.read_text(), *flags, compiler or "", platform.machine(), processor_features()]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-
-
-def _processor_features() -> str:
-    """Return the processor's instruction sets: a library compiled for another processor might not run here."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith(("flags", "Features")):
-                return line
-    return platform.processor()
 
 
 def _is_intact(path: Path) -> bool:

@@ -87,7 +87,7 @@ inline V sums_over_lanes(V* rows) {
 
 extern "C" {
 
-enum Kind : int64_t { SUM, DOT, SQSUM, SQDIST, ATTEND };
+enum Kind : int64_t { SUM, DOT, SQSUM, SQDIST, ATTEND, FIT };
 
 // Arguments of a pass; torchcaps/votes/cpu/kernel.py has the same fields in the same order.
 struct Pass {
@@ -105,6 +105,12 @@ struct Pass {
   const void* gradient;                 // of the result
   void *pose_grad, *weight_grad, *bias_grad;  // accumulated into
   void *pairs_grad, *first_grad, *second_grad;
+  // FIT, both steps of EM: couplings softmax_j(constant - Σ_d second (v - first)²), uniform without a constant, times the
+  // child's activation. Sums per parent: mass of the couplings, result (of votes), squares (of deviations from the mean).
+  const void *activation, *constant;  // of each child, or null for 1; [lanes, J]
+  void *mass, *squares;               // forward: [lanes, J], [lanes, J, D]
+  const void *mass_gradient, *squares_gradient, *center;  // center: the mean, [lanes, J, D]
+  void *activation_grad, *constant_grad;
 };
 
 }  // extern "C"
@@ -128,7 +134,8 @@ class Runner {
         D(A * Y),
         nb(p.chunk / N) {
     positions.resize(p.cells * p.chunk);
-    const int64_t rows = 2 * BLOCK * A * X + 4 * J * D + D + 3 * BLOCK * J;
+    const int64_t more = p.kind == FIT ? 3 * J * D + 3 * J + 2 * BLOCK : 0;
+    const int64_t rows = 2 * BLOCK * A * X + 4 * J * D + D + 3 * BLOCK * J + more;
     memory = static_cast<V*>(std::aligned_alloc(64, sizeof(V) * rows * nb));
     V* next = memory;
     auto take = [&](int64_t n) { V* own = next; next += n * nb; return own; };
@@ -137,6 +144,10 @@ class Runner {
       c[k] = take(J), l[k] = take(J), dc[k] = take(J);
     }
     first = take(J * D), second = take(J * D), sum = take(J * D), other = take(J * D), dv = take(D);
+    if (p.kind != FIT) return;
+    for (k = 0; k < BLOCK; ++k) act[k] = take(1), dact[k] = take(1);
+    of_total = take(J * D), of_squares = take(J * D), center = take(J * D);
+    constant = take(J), mass = take(J), dconstant = take(J);
   }
   ~Runner() { std::free(memory); }
   Runner(const Runner&) = delete;
@@ -149,7 +160,8 @@ class Runner {
         for (k = 0; k < n; ++k) read();
         reduce();
       }
-      if (of_parents()) store_parents(sum, static_cast<T*>(p.result), false);
+      if (p.kind == FIT) store_fit();
+      else if (of_parents()) store_parents(sum, static_cast<T*>(p.result), J * D, false);
     }
   }
 
@@ -165,11 +177,13 @@ class Runner {
             read();
             std::memset(static_cast<void*>(du[k]), 0, sizeof(V) * A * X * nb);
           }
-          differentiate();
+          if (p.kind == FIT) differentiate_fit();
+          else differentiate();
           for (k = 0; k < n; ++k) write_back();
         }
-      if (p.first_grad) store_parents(sum, static_cast<T*>(p.first_grad), true);
-      if (p.second_grad) store_parents(other, static_cast<T*>(p.second_grad), true);
+      if (p.first_grad) store_parents(sum, static_cast<T*>(p.first_grad), J * D, true);
+      if (p.second_grad) store_parents(other, static_cast<T*>(p.second_grad), J * D, true);
+      if (p.constant_grad) store_parents(dconstant, static_cast<T*>(p.constant_grad), J, true);
     }
   }
 
@@ -194,9 +208,22 @@ class Runner {
         positions[cell * p.chunk + lane] =
             inside ? image * p.steps[0] + row * p.steps[1] + column * p.steps[2] : int64_t(-1);
       }
-    if (p.first) load_parents(first, static_cast<const T*>(p.first));
-    if (p.second) load_parents(second, static_cast<const T*>(p.second));
-    if (p.gradient && of_parents()) load_parents(result_gradient(), static_cast<const T*>(p.gradient));
+    if (p.first) load_parents(first, static_cast<const T*>(p.first), J * D);
+    if (p.second) load_parents(second, static_cast<const T*>(p.second), J * D);
+    if (p.kind == FIT) {
+      if (p.constant) load_parents(constant, static_cast<const T*>(p.constant), J);
+      if (p.gradient) {
+        load_parents(of_total, static_cast<const T*>(p.gradient), J * D);
+        load_parents(of_squares, static_cast<const T*>(p.squares_gradient), J * D);
+        load_parents(center, static_cast<const T*>(p.center), J * D);
+        load_parents(mass, static_cast<const T*>(p.mass_gradient), J);
+      } else {
+        std::memset(static_cast<void*>(mass), 0, sizeof(V) * J * nb);
+      }
+      std::memset(static_cast<void*>(dconstant), 0, sizeof(V) * J * nb);
+    } else if (p.gradient && of_parents()) {
+      load_parents(result_gradient(), static_cast<const T*>(p.gradient), J * D);
+    }
     std::memset(static_cast<void*>(sum), 0, sizeof(V) * J * D * nb);
     std::memset(static_cast<void*>(other), 0, sizeof(V) * J * D * nb);
   }
@@ -213,21 +240,15 @@ class Runner {
         agree(first, l);
         break;
       case SQDIST:
-        clear(l);
-        visit([&](int64_t offset) {
-          const V *mean = first + offset, *scale = second + offset;
-          return [=, to = l[k] + parent * nb, Y = Y, nb = nb](auto& vote, int64_t b) {
-            sum_votes(vote, to + b, [&](int64_t row, int w, V own) {
-              const V apart = own - mean[row * nb + b + w];
-              return scale[row * nb + b + w] * apart * apart;
-            }, Y);
-          };
-        });
+        measure();
         break;
       case SUM:
       case SQSUM:
         for (k = 0; k < n; ++k) load_pairs(c[k], static_cast<const T*>(p.pairs));
         break;
+      case FIT:
+        fit();
+        return;
       default:
         break;
     }
@@ -323,6 +344,180 @@ class Runner {
     }
     if (of_result && p.pairs_grad)
       for (k = 0; k < n; ++k) store_pairs(dc[k], static_cast<T*>(p.pairs_grad));
+  }
+
+  // l = Σ_d scale (v - mean)²
+  void measure() {
+    clear(l);
+    visit([&](int64_t offset) {
+      const V *mean = first + offset, *scale = second + offset;
+      return [=, to = l[k] + parent * nb, Y = Y, nb = nb](auto& vote, int64_t b) {
+        sum_votes(vote, to + b, [&](int64_t row, int w, V own) {
+          const V apart = own - mean[row * nb + b + w];
+          return scale[row * nb + b + w] * apart * apart;
+        }, Y);
+      };
+    });
+  }
+
+  // Both steps of EM ----------------------------------------------------------------------------------------------
+
+  // Couplings c of the block, and the activations of its children.
+  void assign() {
+    for (k = 0; k < n; ++k) {
+      load_activations();
+      if (p.constant) {
+        for (int64_t at = 0; at < J * nb; ++at) l[k][at] = constant[at] - l[k][at];
+        softmax_of(l[k], c[k], J, nb, false);
+      } else {
+        for (int64_t at = 0; at < J * nb; ++at) c[k][at] = V{} + T(1) / T(J);
+      }
+    }
+  }
+
+  // Mean and squares are updated slot by slot (West 1979): a difference of two large sums would lose the variance.
+  void fit() {
+    if (p.constant) measure();
+    assign();
+    for (k = 0; k < n; ++k) weigh(c[k], l[k], dc[k], act[k], mass, J, nb);
+    visit([&](int64_t offset) {
+      return [=, mean = sum + offset, squares = other + offset, part = l[k] + parent * nb, rest = dc[k] + parent * nb,
+              Y = Y, nb = nb](auto& vote, int64_t b) {
+        each_vote(vote, [&](int64_t row, int w, V v) {
+          const int64_t at = row * nb + b + w;
+          const V apart = v - mean[at];
+          mean[at] += part[b + w] * apart;
+          squares[at] += rest[b + w] * apart * apart;
+        }, Y);
+      };
+    });
+  }
+
+  // The coupling's part of the mass so far, and the factor of the squared deviation from the mean so far.
+  static void weigh(const V* c, V* part, V* rest, const V* act, V* mass, int64_t J, int64_t nb) {
+    for (int64_t j = 0; j < J; ++j, c += nb, part += nb, rest += nb, mass += nb)
+      for (int64_t b = 0; b < nb; ++b) {
+        const V own = c[b] * act[b], total = mass[b] + own;
+        mass[b] = total;
+        part[b] = own / (total > T(0) ? total : V{} + T(1));
+        rest[b] = own - own * part[b];
+      }
+  }
+
+  void store_fit() {
+    store_parents(mass, static_cast<T*>(p.mass), J, false);
+    store_parents(other, static_cast<T*>(p.squares), J * D, false);
+    for (int64_t j = 0; j < J; ++j)
+      for (int64_t d = 0; d < D; ++d)
+        for (int64_t b = 0; b < nb; ++b) sum[(j * D + d) * nb + b] *= mass[j * nb + b];
+    store_parents(sum, static_cast<T*>(p.result), J * D, false);
+  }
+
+  // Given the gradients of mass, sum and squares. `dc` accumulates those of the couplings times activations.
+  void differentiate_fit() {
+    clear(dc);
+    if (!p.constant) {
+      assign();
+      for (k = 0; k < n; ++k) scale(c[k], act[k]);
+      visit([&](int64_t offset) {
+        return [=, g = of_total + offset, g2 = of_squares + offset, mean = center + offset, own = c[k] + parent * nb,
+                to = dc[k] + parent * nb, slope = dv + offset - parent * D * nb, Y = Y, nb = nb](auto& vote, int64_t b) {
+          sum_votes(vote, to + b, [&](int64_t row, int w, V v) {
+            const int64_t at = row * nb + b + w;
+            const V pull = g2[at] * (v - mean[at]);
+            slope[at] = own[b + w] * (g[at] + T(2) * pull);
+            return g[at] * v + pull * (v - mean[at]);
+          }, Y);
+        };
+      }, true);
+      for (k = 0; k < n && p.activation_grad; ++k) {
+        for (int64_t b = 0; b < nb; ++b) {
+          V total{};
+          for (int64_t j = 0; j < J; ++j) total += dc[k][j * nb + b] + mass[j * nb + b];
+          dact[k][b] = total * (T(1) / T(J));
+        }
+        add_activation_gradients();
+      }
+      return;
+    }
+    clear(l);
+    visit([&](int64_t offset) {
+      return [=, mean = first + offset, scale = second + offset, g = of_total + offset, g2 = of_squares + offset,
+              center = center + offset, to = l[k] + parent * nb, more = dc[k] + parent * nb, Y = Y,
+              nb = nb](auto& vote, int64_t b) {
+        sum_votes(vote, to + b, [&](int64_t row, int w, V v) {
+          const V apart = v - mean[row * nb + b + w];
+          return scale[row * nb + b + w] * apart * apart;
+        }, Y);
+        sum_votes(vote, more + b, [&](int64_t row, int w, V v) {
+          const V apart = v - center[row * nb + b + w];
+          return g[row * nb + b + w] * v + g2[row * nb + b + w] * apart * apart;
+        }, Y);
+      };
+    });
+    assign();
+    for (k = 0; k < n; ++k) {
+      through_assignment(c[k], dc[k], l[k], act[k], dact[k], mass, dconstant, J, nb);
+      if (p.activation_grad) add_activation_gradients();
+    }
+    visit([&](int64_t offset) {
+      return [=, mean = first + offset, scale = second + offset, g = of_total + offset, g2 = of_squares + offset,
+              center = center + offset, own = c[k] + parent * nb, pull = l[k] + parent * nb, of_mean = sum + offset,
+              of_scale = other + offset, slope = dv + offset - parent * D * nb, Y = Y, nb = nb](auto& vote, int64_t b) {
+        each_vote(vote, [&](int64_t row, int w, V v) {
+          const int64_t at = row * nb + b + w;
+          const V apart = v - mean[at], near = pull[b + w] * apart, of_distance = T(2) * near * scale[at];
+          of_mean[at] += of_distance;
+          of_scale[at] -= near * apart;
+          slope[at] = own[b + w] * (g[at] + T(2) * g2[at] * (v - center[at])) - of_distance;
+        }, Y);
+      };
+    }, true);
+  }
+
+  // c: couplings, replaced by couplings times activations; dc: gradient of that; dl: gradient of the logits.
+  static void through_assignment(V* c, const V* dc, V* dl, const V* act, V* dact, const V* of_mass, V* dconstant,
+                                 int64_t J, int64_t nb) {
+    for (int64_t b = 0; b < nb; ++b) {
+      V mean{};
+      for (int64_t j = 0; j < J; ++j) mean += c[j * nb + b] * (dc[j * nb + b] + of_mass[j * nb + b]);
+      dact[b] = mean;
+      for (int64_t j = 0; j < J; ++j) {
+        const int64_t at = j * nb + b;
+        const V own = c[at] * act[b];
+        dl[at] = own * (dc[at] + of_mass[at] - mean);
+        dconstant[at] += dl[at];
+        c[at] = own;
+      }
+    }
+  }
+
+  void scale(V* panel, const V* factor) const {
+    for (int64_t j = 0; j < J; ++j)
+      for (int64_t b = 0; b < nb; ++b) panel[j * nb + b] *= factor[b];
+  }
+
+  // Activation of each lane's child: 1 without activations, 0 for padding.
+  void load_activations() {
+    T* panel = reinterpret_cast<T*>(act[k]);
+    std::memset(static_cast<void*>(act[k]), 0, sizeof(V) * nb);
+    each_child([&](int64_t child, int64_t lane) {
+      panel[lane] = p.activation ? static_cast<const T*>(p.activation)[child] : T(1);
+    });
+  }
+
+  void add_activation_gradients() {
+    const T* panel = reinterpret_cast<const T*>(dact[k]);
+    T* to = static_cast<T*>(p.activation_grad);
+    each_child([&](int64_t child, int64_t lane) { to[child] += panel[lane]; });
+  }
+
+  // Call a function with the index of the child and the lane, outside of padding.
+  template <class F>
+  void each_child(F function) const {
+    const int64_t* own = &positions[(slot + k) / p.types * p.chunk];
+    for (int64_t lane = 0; lane < used; ++lane)
+      if (own[lane] >= 0) function(own[lane] / p.steps[3] + (slot + k) % p.types, lane);
   }
 
   void clear(V* const* panels) {
@@ -608,18 +803,18 @@ class Runner {
       for (int64_t j = 0; j < J; ++j) to[((start + lane) * p.slots + slot + k) * J + j] = panel[j * p.chunk + lane];
   }
 
-  void load_parents(V* to, const T* from) const {  // of [lanes, J, D]
+  void load_parents(V* to, const T* from, int64_t size) const {  // of [lanes, size]
     T* panel = reinterpret_cast<T*>(to);
     for (int64_t lane = 0; lane < p.chunk; ++lane)
-      for (int64_t d = 0; d < J * D; ++d)
-        panel[d * p.chunk + lane] = lane < used ? from[(start + lane) * J * D + d] : T(0);
+      for (int64_t d = 0; d < size; ++d)
+        panel[d * p.chunk + lane] = lane < used ? from[(start + lane) * size + d] : T(0);
   }
 
-  void store_parents(const V* from, T* to, bool add) const {
+  void store_parents(const V* from, T* to, int64_t size, bool add) const {
     const T* panel = reinterpret_cast<const T*>(from);
     for (int64_t lane = 0; lane < used; ++lane)
-      for (int64_t d = 0; d < J * D; ++d) {
-        T& offset = to[(start + lane) * J * D + d];
+      for (int64_t d = 0; d < size; ++d) {
+        T& offset = to[(start + lane) * size + d];
         offset = (add ? offset : T(0)) + panel[d * p.chunk + lane];
       }
   }
@@ -634,6 +829,7 @@ class Runner {
   V* memory;
   V *u[BLOCK], *du[BLOCK], *c[BLOCK], *l[BLOCK], *dc[BLOCK];  // per slot: input, couplings, logits and gradients
   V *first, *second, *sum, *other, *dv;
+  V *act[BLOCK], *dact[BLOCK], *of_total, *of_squares, *center, *constant, *mass, *dconstant;  // FIT only
 };
 
 }  // namespace

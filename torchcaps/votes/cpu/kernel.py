@@ -1,8 +1,11 @@
 """Python side of the compiled CPU kernel: describe a pass over the votes and split it between threads."""
 
 import ctypes
+import functools
 import math
-from concurrent.futures import ThreadPoolExecutor
+import os
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import torch
@@ -13,7 +16,7 @@ from torchcaps.votes.cpu.build import load_library
 from torchcaps.votes.dispatch import ChunkPlan
 from torchcaps.votes.reductions import Reduction, kernel_index
 
-__all__ = ["backward_pass", "forward_pass"]
+__all__ = ["KernelCall", "backward_pass", "forward_pass"]
 
 REGISTER_BYTES = 64  # the largest vector register (AVX-512): lanes are padded to a multiple of it
 
@@ -31,6 +34,9 @@ class Pass(ctypes.Structure):
         *((name, _Int) for name in ("chunk", "begin", "end")),
         *((name, _Pointer) for name in ("pose", "weight", "bias", "pairs", "first", "second", "result", "gradient")),
         *((f"{name}_grad", _Pointer) for name in ("pose", "weight", "bias", "pairs", "first", "second")),
+        *((name, _Pointer) for name in ("activation", "constant", "mass", "squares")),
+        *((name, _Pointer) for name in ("mass_gradient", "squares_gradient", "center")),
+        *((f"{name}_grad", _Pointer) for name in ("activation", "constant")),
     )
 
 
@@ -38,7 +44,7 @@ def forward_pass(
     reduction: type[Reduction], plan: ChunkPlan, pose: Tensor, weight: Tensor, bias: Tensor | None, *arguments: Tensor
 ) -> Tensor:
     """Return the reduction of all votes; see `dispatch.kernel_supports` for the accepted arguments."""
-    call = _Call(reduction, plan, pose, weight, bias, arguments)
+    call = KernelCall(_kind(reduction), plan, pose, weight, bias, _named(reduction, arguments))
     parents = call.args.parents
     last = (parents, call.dim) if reduction.per_parent else (call.args.slots, parents)
     result = pose.new_empty(pose.shape[0], *plan.wiring.sites, *last)
@@ -51,21 +57,25 @@ def forward_pass(
 def backward_pass(
     reduction: type[Reduction],
     plan: ChunkPlan,
+    needs: Sequence[bool],
     gradient: Tensor,
     pose: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     *arguments: Tensor,
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradients of children, weight, bias and the reduction's arguments."""
-    call = _Call(reduction, plan, pose, weight, bias, arguments)
-    pose_grad = pose.new_zeros(pose.shape)
-    weight_grad = pose.new_zeros(weight.shape)
-    bias_grad = None if bias is None else pose.new_zeros(call.args.slots, call.args.parents, call.dim)
+    """Return the gradients of children, weight, bias and the reduction's arguments; ``None`` if not in ``needs``."""
+    call = KernelCall(_kind(reduction), plan, pose, weight, bias, _named(reduction, arguments))
+    call.args.through = getattr(reduction, "through", True)
+    pose_grad = pose.new_zeros(pose.shape) if needs[0] else None
+    weight_grad = pose.new_zeros(weight.shape) if needs[1] else None
+    needs_bias = bias is not None and needs[2]
+    bias_grad = pose.new_zeros(call.args.slots, call.args.parents, call.dim) if needs_bias else None
+    needed = {name: call.arguments[name] for name, need in zip(call.arguments, needs[3:], strict=True) if need}
     # Gradients per parent are summed over child types, hence over threads: one buffer per thread.
-    summed = [name for name in call.arguments if name in ("first", "second") and call.args.through]
-    buffers = {name: pose.new_zeros(call.n_threads, *call.arguments[name].shape) for name in summed}
-    pairs = {name: pose.new_empty(call.arguments[name].shape) for name in call.arguments if name == "pairs"}
+    summed = [name for name in needed if name in ("first", "second") and call.args.through]
+    buffers = {name: pose.new_zeros(call.n_threads, *needed[name].shape) for name in summed}
+    pairs = {name: pose.new_empty(needed[name].shape) for name in needed if name == "pairs"}
     if not pose.is_meta:
         call.set_pointers(gradient=gradient, pose_grad=pose_grad, weight_grad=weight_grad, bias_grad=bias_grad)
         call.set_pointers(**{f"{name}_grad": tensor for name, tensor in pairs.items()})
@@ -76,23 +86,22 @@ def backward_pass(
     return pose_grad, weight_grad, bias_grad, *(gradients.get(name) for name in call.arguments)
 
 
-class _Call:
+class KernelCall:
     """The arguments of a pass, and references to the tensors behind its pointers."""
 
     def __init__(
         self,
-        reduction: type[Reduction],
+        kind: tuple[int, bool],
         plan: ChunkPlan,
         pose: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        arguments: tuple[Tensor, ...],
+        arguments: dict[str, Tensor],
     ) -> None:
         wiring, args = plan.wiring, Pass()
         grid = wiring.grid or (1, 1)
         n_slots, columns, n_parents, outs = weight.shape
-        args.kind = kernel_index(reduction)
-        args.leak, args.through = getattr(reduction, "leak", False), getattr(reduction, "through", True)
+        args.kind, args.leak = kind
         args.lanes = pose.shape[0] * math.prod(wiring.sites)
         args.slots, args.types, args.cells = n_slots, wiring.types, wiring.cells
         args.rows, args.columns = plan.rows, columns // wiring.children_per_slot
@@ -107,7 +116,7 @@ class _Call:
         args.steps = _Four(*reversed(steps))
         self.args, self.dim, self.n_lanes = args, plan.rows * outs, REGISTER_BYTES // pose.element_size()
         self.dtype = pose.dtype
-        self.arguments = dict(zip(_argument_names(reduction), arguments, strict=True))
+        self.arguments = arguments
         self._references: list[Tensor] = []
         if bias is not None:
             bias = bias.reshape(bias.shape[-3:]).expand(n_slots, n_parents, self.dim)
@@ -146,6 +155,7 @@ class _Call:
 
     def backward(self, buffers: dict[str, Tensor]) -> None:
         """Run the backward pass, with the child types split between threads; buffers have one part per thread."""
+        self._references += buffers.values()  # alive as long as threads, also if the caller is interrupted
         per_thread = -(-self.args.types // self.n_threads)
         parts: list[dict[str, Any]] = []
         for index, start in enumerate(range(0, self.args.types, per_thread)):
@@ -163,14 +173,38 @@ class _Call:
                 setattr(args, name, value)
             function(ctypes.byref(args))
 
-        if len(parts) == 1:
+        # The calling thread computes the first part. ctypes releases the interpreter lock.
+        others: list[Future[None]] = []
+        try:
+            for part in parts[1:]:
+                others.append(_thread_pool(os.getpid()).submit(run, part))
             run(parts[0])
-            return
-        with ThreadPoolExecutor(len(parts)) as pool:  # ctypes releases the interpreter lock
-            list(pool.map(run, parts))
+        finally:
+            wait(others)  # they write into tensors that this call owns
+        for other in others:
+            other.result()
 
 
-def _argument_names(reduction: type[Reduction]) -> tuple[str, ...]:
-    """Return the kernel's names of a reduction's arguments: "pairs" has a slot axis, "first" and "second" don't."""
+@functools.lru_cache(maxsize=1)
+def _thread_pool(process: int) -> ThreadPoolExecutor:
+    """Return the threads that all passes of a process share; a forked process has none of them and starts its own.
+
+    Threads start when they are first needed. Parts beyond their number wait.
+    """
+    return ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="torchcaps-kernel")
+
+
+def _kind(reduction: type[Reduction]) -> tuple[int, bool]:
+    """Return the kernel's number of a reduction, and whether there is a competitor without parent."""
+    index = kernel_index(reduction)
+    assert index is not None
+    return index, getattr(reduction, "leak", False)
+
+
+def _named(reduction: type[Reduction], arguments: tuple[Tensor, ...]) -> dict[str, Tensor]:
+    """Return a reduction's arguments by the kernel's names: "pairs" has a slot axis, "first" and "second" don't."""
     names = iter(("first", "second"))
-    return tuple("pairs" if slotted else next(names) for slotted in reduction.slotted)
+    return {
+        "pairs" if slotted else next(names): tensor
+        for slotted, tensor in zip(reduction.slotted, arguments, strict=True)
+    }
