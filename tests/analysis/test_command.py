@@ -1,19 +1,23 @@
 """``torchcaps analyze``: every registered analysis as a figure, a table and JSON."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 from PIL import Image
 
 from tests.cli.commands import run_command, usage_error
+from tests.data.writers import dsprites
 from torchcaps import analysis
 from torchcaps._core.stats import wilson_interval
 from torchcaps.analysis import ANALYSES, list_analyses
 from torchcaps.cli import main
 from torchcaps.data import create_dataset
+from torchcaps.data.datasets.dsprites import FILE
 from torchcaps.training import RunSpec, load_run, train
 from torchcaps.training.setup import limit_images
 
@@ -47,13 +51,20 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         ),
         "two_digits": RunSpec.of("sabour2017_multimnist", **(NARROW | TWO_DIGITS), max_test_images=20, steps=1),
     }  # fmt: skip
+    dsprites(directory / "data" / "dsprites" / FILE, scales=3)
+    sprites: dict[str, Any] = {
+        "data": "dsprites", "data_dir": str(directory / "data"), "augmentation": "", "batch_size": 8, "num_threads": 1,
+        "max_train_images": 40, "max_test_images": 20, "steps": 1, "channels": (4, 4, 4),
+    }  # fmt: skip
+    specs["sprites"] = RunSpec.of("capsnet_images", **sprites, types=2, dim=4)
+    specs["sprites_cnn"] = RunSpec.of("cnn_images", **sprites)
     for name, spec in specs.items():
         train(spec, directory / name, figures=False)
     return {name: str(directory / name) for name in specs}
 
 
 def run_for(runs: dict[str, str], name: str) -> str:
-    return runs["two_digits" if name == "segmentation" else "one"]
+    return runs[{"segmentation": "two_digits", "pose": "sprites"}.get(name, "one")]
 
 
 def quick_options(name: str) -> tuple[str, ...]:
@@ -61,16 +72,41 @@ def quick_options(name: str) -> tuple[str, ...]:
     return (*THREADS, *images, *QUICK.get(name, ()))
 
 
+def untitled_axes(figure: Figure) -> list[str]:
+    """Return the axes of a figure with numbers but without a title; those with names explain themselves."""
+    found = []
+    for number, axes in enumerate(figure.axes):
+        for axis in (axes.xaxis, axes.yaxis) if axes.axison else ():
+            texts = [label.get_text() for label in axis.get_ticklabels() if label.get_visible()]
+            has_numbers = any(re.fullmatch(r"[−-]?[\d.]+|\$.*\$", text) for text in texts)
+            if has_numbers and axis.get_visible() and not axis.label.get_text():
+                found.append(f"{axis.axis_name} of axes {number}: {texts}")
+    return found
+
+
 @pytest.mark.parametrize("name", list_analyses())
 def test_every_analysis_prints_a_table_and_writes_a_figure(
-    name: str, runs: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str,
+    runs: dict[str, str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    savefig, untitled = Figure.savefig, []
+
+    def save(figure: Figure, *args: Any, **options: Any) -> None:
+        savefig(figure, *args, **options)
+        untitled.append(untitled_axes(figure))
+
+    monkeypatch.setattr(Figure, "savefig", save)
     out = tmp_path / "new" / "directory" / f"{name}.png"
     printed = run_command(capsys, "analyze", run_for(runs, name), name, "--out", str(out), *quick_options(name))
     with Image.open(out) as image:
         assert min(image.size) > 200
     assert str(out) in printed
     assert len(printed.splitlines()) < 30
+    assert untitled
+    assert not any(untitled), untitled
 
 
 @pytest.mark.parametrize("name", list_analyses())
@@ -107,11 +143,12 @@ def test_the_suffix_selects_the_format(
 
 @pytest.mark.parametrize("name", COMPARING)
 def test_several_runs_are_compared(name: str, runs: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["analyze", runs["one"], runs["other"], name, "--json", *quick_options(name)]
+    names = ("sprites", "sprites_cnn") if name == "pose" else ("one", "other")
+    words = ["analyze", *(runs[run] for run in names), name, "--json", *quick_options(name)]
     report = json.loads(run_command(capsys, *words))
     rows = " ".join(report["rows"])
-    assert list(report["runs"]) == ["one", "other"]
-    assert [run in rows for run in ("one", "other")] == [True, True]
+    assert list(report["runs"]) == list(names)
+    assert [run in rows for run in names] == [True, True]
 
 
 def test_an_analysis_may_write_several_figures(
@@ -158,7 +195,8 @@ def test_the_class_of_a_perturbation_is_an_option(runs: dict[str, str], capsys: 
     ("words", "named"),
     [
         (["{one}", "perturbaton"], ["'perturbaton'", *list_analyses()]),
-        (["{one}"], ["analysis"]),
+        (["{one}"], ["name of the analysis", "RUN NAME"]),
+        (["dead", "--threshold", "0.1"], ["run directory", "RUN dead"]),
         (["perturbation", "{one}"], ["RUN perturbation"]),
         (["nowhere", "affine"], ["'nowhere'"]),
         (["{one}", "{other}", "dead"], ["dead", "2", *COMPARING]),
@@ -173,7 +211,10 @@ def test_the_class_of_a_perturbation_is_an_option(runs: dict[str, str], capsys: 
         (["{one}", "dead", "--threshold", "2"], ["threshold", "2"]),
         (["{one}", "dead", "--data", "cifra10"], ["'cifra10'", "'cifar10'"]),
         (["{one}", "dead", "--data", "affnist-style", "--data.source", "digits"], ["1x40x40"]),
-        (["{one}", "attack", "--iterations", "3"], ["iterations", "fgsm"]),
+        (["{one}", "pose"], ["digits", "--data dsprites"]),
+        (["{one}", "pose", "--n-train", "0"], ["--n-train", "0"]),
+        (["{one}", "attack", "--iterations", "3"], ["--iterations", "fgsm"]),
+        (["{one}", "attack", "--eps", "999"], ["--eps", "0..255", "999"]),
         (["{one}", "attack", "--eps", "-1"], ["eps"]),
         (["{one}", "attack", "--method", "cw"], ["--method"]),
         (["{one}", "perturbation", "--class-name", "seven"], ["class_name", "'seven'"]),

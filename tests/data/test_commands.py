@@ -100,7 +100,7 @@ def test_get_without_files_to_download(capsys: pytest.CaptureFixture[str]) -> No
         (["lst"], ["'lst'", "'list'"]),
         (["get", "mnst"], ["'mnst'", "'mnist'"]),
         (["sample", "digits", "--splt", "test"], ["--splt"]),
-        (["sample", "digits", "--split", "val"], ["digits", "'val'"]),
+        (["sample", "digits", "--split", "val"], ["--split must be 'train' or 'test'", "'val'"]),
         (["sample", "digits", "--augmentation", "sabour2017.mnst"], ["'sabour2017.mnst'", "'sabour2017.mnist'"]),
         (["sample", "digits", "--augmentation", "sabour2017.smallnorb"], ["RandomCrop(size=32", "28x28"]),
         (["sample", "digits", "--page", "-1"], ["--page", "-1"]),

@@ -16,6 +16,7 @@ from tests.data import writers
 from tests.data.helpers import data_error
 from tests.data.test_formats import NORB_PREFIX, write_affnist, write_norb
 from tests.data.writers import random_bytes
+from torchcaps._core import parser_process
 from torchcaps._core.optional import MissingExtraError
 from torchcaps.data import SVHN, create_dataset, formats, mat
 from torchcaps.data.datasets import digits
@@ -187,19 +188,37 @@ def test_mat_that_crashes_scipy(tmp_path: Path, position: int, value: int) -> No
     message = data_error("affnist", tmp_path)
     assert str(path) in message  # which signal it is depends on the memory behind the buffer
     path.write_bytes(valid)
-    assert len(create_dataset("affnist", "test", tmp_path, download=False)) == 2  # with a new process
+    assert len(create_dataset("affnist", "test", tmp_path, download=False)) == 2  # in another fork
 
 
 def test_a_mat_parser_that_died_with_a_request_is_replaced(tmp_path: Path) -> None:
     writers.write_mat(
         tmp_path / "affnist/test.mat", affNISTdata={"image": random_bytes(1600, 2), "label_int": np.array([1, 2])}
     )
-    child = mat._get_child()
+    child = parser_process._get_process(mat.SCRIPT)
     child.process.kill()
     child.process.wait()
     assert child.process.stdin is not None
     child.process.stdin.write(b"a request that stays in the buffer")
     assert len(create_dataset("affnist", "test", tmp_path, download=False)) == 2
+
+
+def test_a_crash_does_not_end_the_mat_parser(tmp_path: Path) -> None:
+    """Its import of scipy takes much longer than parsing; a crash ends a fork of it only."""
+    path = writers.write_mat(tmp_path / "a.mat", x=np.arange(3))
+    limits = {"max_bytes": 1 << 30, "timeout_s": 60}
+    script = tmp_path / "parser.py"
+    source = Path(mat.SCRIPT).read_text()
+    crash = "    if variables == ['crash']: importlib.import_module('os').abort()\n"
+    script.write_text(source.replace("    np, scipy_io", f"{crash}    np, scipy_io"))
+    expected = parser_process.parse_arrays(script, path, ["x"], **limits)["x"]
+    process = parser_process._get_process(script).process
+    with pytest.raises(parser_process.ParserError, match="crashed: SIGABRT"):
+        parser_process.parse_arrays(script, path, ["crash"], **limits)
+    found = parser_process.parse_arrays(script, path, ["x"], **limits)["x"]
+    assert parser_process._get_process(script).process is process
+    assert found is not None
+    assert found.tolist() == expected.tolist() == [0, 1, 2]  # type: ignore[union-attr]
 
 
 def test_mat_that_exceeds_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,7 +240,7 @@ def test_mat_with_the_published_checksum_is_parsed_in_this_process(
 ) -> None:
     path = writers.write_mat(tmp_path / "svhn/test_32x32.mat", X=random_bytes(32, 32, 3, 4), y=np.ones((4, 1)))
     checksum = hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
-    monkeypatch.setattr(mat, "_get_child", None)
+    monkeypatch.setattr(mat, "parse_arrays", None)
     assert str(path) in data_error("svhn", tmp_path)
     monkeypatch.setitem(SVHN.checksums, "test_32x32.mat", (checksum, 0))
     assert len(create_dataset("svhn", "test", tmp_path, download=False)) == 4

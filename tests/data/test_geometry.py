@@ -64,6 +64,16 @@ def test_crop_windows() -> None:
     assert found.tolist() == [[[[1, 2], [5, 6]]], [[[26, 27], [30, 31]]]]
 
 
+def test_random_crop_of_an_image_padded_by_its_edges() -> None:
+    images = torch.rand(1, 1, 4, 4).expand(30, 1, 4, 4)
+    padded = torch.nn.functional.pad(images[:1], (2, 2, 2, 2), mode="replicate")[0, 0]
+    windows = padded.unfold(0, 4, 1).unfold(1, 4, 1).reshape(-1, 4, 4)
+    found = RandomCrop(4, padding=2, fill="nearest")(images, make_rng(30))
+    matches = (found == windows).all(-1).all(-1)  # [30, 25]
+    assert matches.any(1).all()
+    assert int(matches.any(0).sum()) > 5
+
+
 def test_pad_to() -> None:
     images = torch.rand(2, 1, 28, 27)
     padded = PadTo(40)(images, make_rng(2))

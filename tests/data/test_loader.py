@@ -86,7 +86,7 @@ def test_two_processes_share_each_batch(expected: dict[int, str]) -> None:
     """Together the processes see in each step the images that one process would see, each once."""
     second = subprocess.Popen([sys.executable, "-c", SCRIPT], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     parts = [[fingerprints([batch]) for batch in create_training_loader(rank=0, world_size=2).epoch(3)]]
-    parts.append(json.loads(second.communicate(timeout=240)[0]))
+    parts.append(json.loads(second.communicate(timeout=850)[0]))
     assert second.returncode == 0
     single = create_training_loader()
     assert [len(part) for part in parts] == [len(single)] * 2

@@ -20,6 +20,7 @@ from tests.data.writers import random_bytes
 from torchcaps._core.files import STAGING_PREFIX
 from torchcaps._core.progress import track
 from torchcaps.cli import main
+from torchcaps.cli.console import ExitCode
 from torchcaps.data import MNIST, DataError, MissingDataError, create_dataset, list_datasets, storage
 from torchcaps.data.registry import find_spec
 from torchcaps.data.storage import DataDirectory, RemoteFile, download_file
@@ -299,7 +300,7 @@ def test_offline_error_names_file_hosts_and_directory(
     monkeypatch.setattr(MNIST, "mirrors", ("http://127.0.0.1:9/", "http://nowhere.invalid/"))
     with pytest.raises(SystemExit) as stop:
         main(["data", "sample", "mnist", "--data-dir", str(tmp_path), "--out", str(tmp_path / "x.png")])
-    assert stop.value.code == 2
+    assert stop.value.code == ExitCode.FAILURE
     message = capsys.readouterr().err.splitlines()[-1]
     for part in ("train-images-idx3-ubyte.gz", "127.0.0.1:9", "nowhere.invalid", str(tmp_path / "mnist"), "'digits'"):
         assert part in message

@@ -130,4 +130,4 @@ def test_killed_process_leaves_neither_lock_nor_workers(tmp_path: Path) -> None:
     directory = RunDirectory(path)
     directory.lock()
     directory.release()
-    assert process.communicate(timeout=100) == ("", "")  # returns if no process has its pipes open
+    assert process.communicate(timeout=850) == ("", "")  # returns if no process has its pipes open

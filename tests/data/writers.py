@@ -130,3 +130,27 @@ def write_zip(path: Path, members: Mapping[str, bytes]) -> Path:
         for name, data in members.items():
             file.writestr(name, data)
     return path
+
+
+class Unpicklable:
+    """An object whose pickle fails the test if it is loaded."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (exec, ("raise AssertionError('a pickle was loaded')",))
+
+
+def dsprites(path: Path, scales: int = 6, orientations: int = 14, side: int = 4, **changes: np.ndarray) -> Path:
+    """Write dSprites (github.com/google-deepmind/dsprites-dataset): all combinations of its factors.
+
+    The images are not shapes: the first pixels of each one are the bits of its index, the others are 0.
+    """
+    sizes = (1, 3, scales, orientations, side, side)
+    classes = np.stack(np.meshgrid(*map(np.arange, sizes), indexing="ij"), -1).reshape(-1, 6)
+    spans = [(1, 1), (1, 3), (0.5, 1), (0, 2 * np.pi), (0, 1), (0, 1)]
+    columns = [np.linspace(*span, size)[classes[:, n]] for n, (span, size) in enumerate(zip(spans, sizes, strict=True))]
+    images = np.zeros((len(classes), 64, 64), dtype=np.uint8)
+    images[:, 0, :16] = np.arange(len(classes))[:, None] >> np.arange(16) & 1
+    arrays = {"imgs": images, "latents_classes": classes, "latents_values": np.stack(columns, -1)} | changes
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(path, allow_pickle=True, metadata=np.array(Unpicklable(), dtype=object), **arrays)
+    return path

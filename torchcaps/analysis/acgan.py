@@ -121,6 +121,11 @@ class GAN:
     Attributes:
         epochs: number of completed training epochs.
         steps: number of completed steps of the current epoch.
+
+    >>> gan = GAN(classes=10, width=0.1)
+    >>> images, labels = gan.generate(n_per_class=2)
+    >>> images.shape, labels[:4]
+    (torch.Size([20, 1, 28, 28]), tensor([0, 0, 1, 1]))
     """
 
     def __init__(self, classes: int = 10, width: float = 1.0, seed: int = 0) -> None:
@@ -267,6 +272,10 @@ def train_acgan(
         on_step: called after each step with a function that returns the state to resume from.
 
     Deviation: the images are shuffled; the example takes them in the order of the file.
+
+    >>> gan = train_acgan(torch.rand(8, 1, 28, 28), torch.arange(8), epochs=1, batch_size=4, width=0.1)
+    >>> gan.epochs
+    1
     """
     _check_images(images, classes)
     labels = check_class_indices(labels, classes)

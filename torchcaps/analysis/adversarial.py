@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torchcaps._core.plotting import COLORS, new_figure, save_figure, show_image, style_axes
 from torchcaps._core.stats import wilson_interval
+from torchcaps._core.validation import FieldError
 from torchcaps.analysis.attacks import AttackLoss, Bound, bim, fgsm, pgd
 from torchcaps.analysis.common import Progress, evaluate_predictions, multi_hot_labels
 from torchcaps.analysis.registry import Analysis, Column, Subject, Summary, register_analysis
@@ -40,6 +41,14 @@ class AttackResult:
             digits 1 and 5 in the MNIST test set.)
         before, after: example images, those with a changed prediction first, ``[K, C, H, W]``.
         predicted_before, predicted_after: predicted classes of the examples, multi-hot ``[K, classes]``, if recorded.
+
+    >>> import torch, torchcaps
+    >>> model = torchcaps.create_model("capsnet_small", width=4, types=2, hidden=(8,))
+    >>> images, labels = torch.rand(4, 1, 28, 28), torch.arange(4)
+    >>> from torchcaps.analysis import attack
+    >>> result = attack(model, images, labels, method="fgsm", eps=8 / 255)
+    >>> result.method, result.n_images, result.predicted.shape
+    ('fgsm', 4, torch.Size([10]))
     """
 
     method: str
@@ -162,6 +171,12 @@ def draw_attack(
         out: the file, .png, .svg or .pdf.
         title: above the figure.
         classes: class names, by default their indices.
+
+    >>> import torch, torchcaps
+    >>> model = torchcaps.create_model("capsnet_small", width=4, types=2, hidden=(8,))
+    >>> images, labels = torch.rand(4, 1, 28, 28), torch.arange(4)
+    >>> result = attack(model, images, labels, method="fgsm", eps=8 / 255)
+    >>> draw_attack({"capsnet_small": result}, "attack.png")
     """
     if not results:
         raise ValueError("results must contain at least one attack, got none")
@@ -188,9 +203,9 @@ def draw_attack(
     _draw_predicted(predicted, results, classes)
     if lower:
         grid = lower[0].subplots(2, n_examples, squeeze=False)
-        change = f"each pixel changed by at most {255 * first.eps:.3g} of 255 grey levels"
-        shown = "images" if first.predicted_before is None else "images and predicted classes"
-        text = f"{next(iter(results))}: {shown} before (above) and after the attack, {change}"
+        change = f"pixels changed by at most {255 * first.eps:.3g} of 255 grey levels"
+        shown, colors = ("images", "") if first.predicted_before is None else ("predictions", " (orange: changed)")
+        text = f"{next(iter(results))}: {shown} before (above) and after the attack{colors}, {change}"
         lower[0].suptitle(text, fontsize=9)
         for row, (images, predictions) in enumerate(
             ((first.before, first.predicted_before), (first.after, first.predicted_after))
@@ -258,8 +273,10 @@ class AttackOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if not 0 <= self.eps <= 255:
+            raise FieldError(self, "eps", f"must be in 0..255, the grey levels of an image, got {self.eps:g}")
         if self.iterations is not None and self.method == "fgsm":
-            raise ValueError("iterations applies to the methods 'bim' and 'pgd' only: 'fgsm' makes one step")
+            raise FieldError(self, "iterations", "applies to the methods 'bim' and 'pgd' only: 'fgsm' makes one step")
 
 
 def _run(subjects: Sequence[Subject], options: AttackOptions) -> dict[str, AttackResult]:

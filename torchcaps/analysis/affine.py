@@ -139,6 +139,14 @@ class AffineSweep:
         accuracy: as a fraction of the images.
         low, high: bounds of its 95 % Wilson interval.
         n: number of images.
+
+    >>> import torch, torchcaps
+    >>> model = torchcaps.create_model("capsnet_small", width=4, types=2, hidden=(8,))
+    >>> images, labels = torch.rand(4, 1, 28, 28), torch.arange(4)
+    >>> from torchcaps.analysis import affine_sweep
+    >>> result = affine_sweep(model, images, labels, kinds=("shift",), amounts={"shift": (0.0, 2.0)})
+    >>> result.kinds, len(result.accuracy[0])
+    (('shift',), 2)
     """
 
     kinds: tuple[str, ...]
@@ -172,6 +180,13 @@ def affine_sweep(
         amounts: by kind; by default those of `AMOUNTS`.
         batch_size: images per forward pass.
         progress: called after each batch of each amount.
+
+    >>> import torch, torchcaps
+    >>> model = torchcaps.create_model("capsnet_small", width=4, types=2, hidden=(8,))
+    >>> images, labels = torch.rand(4, 1, 28, 28), torch.arange(4)
+    >>> result = affine_sweep(model, images, labels, kinds=("rotation",), amounts={"rotation": (-10.0, 0.0, 10.0)})
+    >>> result.n, result.amounts
+    (4, ((-10.0, 0.0, 10.0),))
     """
     amounts = amounts or {}
     for kind in (*kinds, *amounts):
@@ -231,6 +246,12 @@ def draw_affine(results: Mapping[str, AffineSweep], out: Path | str, title: str 
         results: by the name of the model; all of the same transformations.
         out: the file, .png, .svg or .pdf.
         title: above the figure.
+
+    >>> import torch, torchcaps
+    >>> model = torchcaps.create_model("capsnet_small", width=4, types=2, hidden=(8,))
+    >>> images, labels = torch.rand(4, 1, 28, 28), torch.arange(4)
+    >>> result = affine_sweep(model, images, labels, kinds=("rotation",), amounts={"rotation": (-10.0, 0.0, 10.0)})
+    >>> draw_affine({"capsnet_small": result}, "affine.png")
     """
     sweeps = list(results.values())
     if not sweeps:

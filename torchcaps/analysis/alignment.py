@@ -313,9 +313,10 @@ def draw_alignment(result: Alignment, out: Path | str, title: str = "", classes:
     axes.spines[:].set_visible(False)
     (mean, std), (column_mean, column_std) = result.reference, result.printed_reference
     caption = f"random vectors: {mean:.2f} ± {std:.2f}; by the axis of the printed value: {column_mean:.2f}"
-    axes.set_xlabel(f"{caption} ± {column_std:.2f}", fontsize=8, labelpad=8)
+    axes.set_xlabel(f"transformation (x, y: shift)\n{caption} ± {column_std:.2f}", fontsize=8, labelpad=8)
+    axes.set_ylabel("class")
     axes.set_title(title or "alignment ratio", fontsize=10)
-    figure.colorbar(heat_map, ax=axes, fraction=0.05, pad=0.02)
+    figure.colorbar(heat_map, ax=axes, fraction=0.05, pad=0.02, label="alignment ratio")
     save_figure(figure, out)
 
 

@@ -86,6 +86,13 @@ def bim(
 
     ``steps`` FGSM steps of ``step_size``, each followed by a projection onto the ball of radius ``eps``. The default
     step size, ``2.5 eps / steps``, can reach any point of the ball. The other arguments are those of `fgsm`.
+
+    >>> import torch, torchcaps
+    >>> model = torchcaps.create_model("capsnet_small", width=4, types=2, hidden=(8,))
+    >>> images, labels = torch.rand(4, 1, 28, 28), torch.arange(4)
+    >>> changed = bim(model, images, labels, eps=0.1, steps=2)
+    >>> bool((changed - images).abs().max() <= 0.1 + 1e-6)
+    True
     """
     ball, size = _Ball(images, eps, low, high), _step_size(eps, steps, step_size)
 
@@ -115,6 +122,13 @@ def pgd(
     As `bim`, but from a uniformly random point of the ball. Of several ``restarts`` each image keeps the one with the
     smallest margin between the scores of its true classes and of the others. Starts depend on ``seed`` and the index of
     the image alone. The other arguments are those of `bim`.
+
+    >>> import torch, torchcaps
+    >>> model = torchcaps.create_model("capsnet_small", width=4, types=2, hidden=(8,))
+    >>> images, labels = torch.rand(4, 1, 28, 28), torch.arange(4)
+    >>> changed = pgd(model, images, labels, eps=0.1, steps=2)
+    >>> bool((changed - images).abs().max() <= 0.1 + 1e-6)
+    True
     """
     ball, size = _Ball(images, eps, low, high), _step_size(eps, steps, step_size)
     if restarts < 1:
@@ -123,9 +137,10 @@ def pgd(
 
     def attack_batch(clean: Tensor, hot: Tensor) -> Tensor:
         """Return, for each image, the result with the lowest margin over all random starts."""
-        best, lowest = clean, torch.full((len(clean),), torch.inf, dtype=clean.dtype)
+        best, lowest = clean, clean.new_full((len(clean),), torch.inf)
         for generator in generators:
-            start = clean + eps * (2 * torch.rand(clean.shape, generator=generator, dtype=clean.dtype) - 1)
+            noise = torch.rand(clean.shape, generator=generator, dtype=clean.dtype).to(clean.device)
+            start = clean + eps * (2 * noise - 1)
             candidate = _iterate(model, clean, hot, ball.project(clean, start), steps, size, ball, loss)
             margin = _margin(model, candidate, hot)
             better = margin < lowest

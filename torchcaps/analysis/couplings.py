@@ -44,6 +44,14 @@ class LayerCouplings:
         uniform: value of a map under uniform couplings; 0 for unnormalised couplings.
         centers: see `torchcaps.analysis.receptive_fields`; empty if they are unknown.
         couplings: of the first images ``[n_kept, T, *L, I, J]``.
+
+    >>> import torch, torchcaps
+    >>> model = torchcaps.create_model("capsnet_small", width=4, types=2, hidden=(8,))
+    >>> images, labels = torch.rand(4, 1, 28, 28), torch.arange(4)
+    >>> from torchcaps.analysis import coupling_maps
+    >>> layer = coupling_maps(model, images).layers[0]
+    >>> layer.couples, layer.entropy.shape, layer.maps.shape
+    ('parents', torch.Size([4, 3]), torch.Size([4, 3, 6, 6]))
     """
 
     name: str
@@ -60,7 +68,16 @@ class LayerCouplings:
 
 @dataclass(frozen=True)
 class CouplingMaps:
-    """Images ``[B, C, H, W]``, the class of each map ``[B]``, and the layers, the lowest first."""
+    """Images ``[B, C, H, W]``, the class of each map ``[B]``, and the layers, the lowest first.
+
+    >>> import torch, torchcaps
+    >>> model = torchcaps.create_model("capsnet_small", width=4, types=2, hidden=(8,))
+    >>> images, labels = torch.rand(4, 1, 28, 28), torch.arange(4)
+    >>> from torchcaps.analysis import coupling_maps
+    >>> result = coupling_maps(model, images)
+    >>> [layer.name for layer in result.layers], result.classes.shape
+    (['digit'], torch.Size([4]))
+    """
 
     images: Tensor
     classes: Tensor

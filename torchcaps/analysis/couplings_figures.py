@@ -33,6 +33,12 @@ def draw_couplings(
         title: above the figure.
         n: number of images.
         classes: class names, by default their indices.
+
+    >>> import torch, torchcaps
+    >>> model = torchcaps.create_model("capsnet_small", width=4, types=2, hidden=(8,))
+    >>> images, labels = torch.rand(4, 1, 28, 28), torch.arange(4)
+    >>> from torchcaps.analysis import coupling_maps
+    >>> draw_couplings(coupling_maps(model, images), "couplings.png", n=1)
     """
     mapped = next((layer for layer in result.layers if layer.maps is not None), None)
     has_entropy = any(layer.entropy is not None for layer in result.layers)
@@ -97,7 +103,8 @@ def _draw_maps(
             if row == 0:
                 axes.set_title(f"iteration {column}", fontsize=9)
     bar = figure.colorbar(heat_map, ax=grid[:, 1:], shrink=0.9, aspect=30, pad=0.02)
-    bar.set_label("coupling to the class" + (f" (uniform: {layer.uniform:.2g})" if layer.couples else ""), fontsize=9)
+    uniform = f" (uniform: {layer.uniform:.2g})" if layer.couples else ""
+    bar.set_label(f"couplings to the class, sum per position{uniform}", fontsize=9)
     bar.ax.tick_params(labelsize=8)
 
 
@@ -135,6 +142,7 @@ def _draw_entropy(figure: Any, result: "CouplingMaps", has_entropy: bool) -> Non
         axes.set_xlim(0.7, n_iterations + 0.3)
         axes.set_xticks(range(1, n_iterations + 1))
     whole.set_ylabel("normalised entropy (1: uniform, 0: one-hot)")
+    magnified.set_ylabel("normalised entropy")
     whole.set_ylim(0, 1.05)
     magnified.set_ylim(lowest - 0.1 * span, 1 + 0.05 * span)
     whole.legend(frameon=False, fontsize=8, title="mean ± std over images (last mean)", title_fontsize=8)

@@ -37,6 +37,14 @@ class DeadLayer:
         fraction: ``n_dead / n``.
         by_type: fraction of dead capsules over the positions of each type, ``[N]``.
         n_dead_types: number of types that are dead at every position.
+
+    >>> import torch, torchcaps
+    >>> model = torchcaps.create_model("capsnet_small", width=4, types=2, hidden=(8,))
+    >>> images, labels = torch.rand(4, 1, 28, 28), torch.arange(4)
+    >>> from torchcaps.analysis import dead_capsules
+    >>> layer = dead_capsules(model, images).layers[-1]
+    >>> layer.name, layer.measure, layer.n
+    ('digit', 'length', 10)
     """
 
     name: str
@@ -52,7 +60,15 @@ class DeadLayer:
 
 @dataclass(frozen=True)
 class DeadCapsules:
-    """The layers, the lowest first, the threshold, and the number of images."""
+    """The layers, the lowest first, the threshold, and the number of images.
+
+    >>> import torch, torchcaps
+    >>> model = torchcaps.create_model("capsnet_small", width=4, types=2, hidden=(8,))
+    >>> images, labels = torch.rand(4, 1, 28, 28), torch.arange(4)
+    >>> from torchcaps.analysis import dead_capsules
+    >>> [layer.name for layer in dead_capsules(model, images).layers]
+    ['primary', 'digit']
+    """
 
     layers: tuple[DeadLayer, ...]
     threshold: float
@@ -169,7 +185,13 @@ def _count_dead(name: str, measure: str, why: str, peak: Tensor | None, threshol
 
 
 def draw_dead(result: DeadCapsules, out: Path | str, title: str = "") -> None:
-    """Draw the fraction of dead capsules of each layer, and the distribution of the peak activities."""
+    """Draw the fraction of dead capsules of each layer, and the distribution of the peak activities.
+
+    >>> import torch, torchcaps
+    >>> model = torchcaps.create_model("capsnet_small", width=4, types=2, hidden=(8,))
+    >>> images, labels = torch.rand(4, 1, 28, 28), torch.arange(4)
+    >>> draw_dead(dead_capsules(model, images), "dead.png")
+    """
     figure = new_figure(9.0, max(3.2, 1.5 + 0.5 * len(result.layers)))
     bars, curves = figure.subplots(1, 2)
     style_axes(bars, f"never above {result.threshold:g} on {result.n_images:,} images", "dead capsules, %")

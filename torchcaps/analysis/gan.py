@@ -37,6 +37,13 @@ class Generalization:
         errors: error of each model, in percent.
         n_images: number of images; with 4,000 of them one image is 0.025 %.
         agree: percentage of images that every model assigns to the class they were generated for.
+
+    >>> import torch, torchcaps
+    >>> model = torchcaps.create_model("capsnet_small", width=4, types=2, hidden=(8,))
+    >>> images, labels = torch.rand(4, 1, 28, 28), torch.arange(4)
+    >>> from torchcaps.analysis import measure_generalization
+    >>> measure_generalization({"capsnet_small": model}, images, labels).n_images
+    4
     """
 
     models: tuple[str, ...]
@@ -63,6 +70,13 @@ def measure_generalization(
         labels: the classes that the images were generated for, ``[B]``.
         batch_size: images per forward pass.
         progress: called after each batch of each model.
+
+    >>> import torch, torchcaps
+    >>> model = torchcaps.create_model("capsnet_small", width=4, types=2, hidden=(8,))
+    >>> images, labels = torch.rand(4, 1, 28, 28), torch.arange(4)
+    >>> result = measure_generalization({"capsnet_small": model}, images, labels)
+    >>> result.models, 0 <= result.errors[0] <= 100
+    (('capsnet_small',), True)
     """
     if not models:
         raise ValueError("models must contain at least one model, got none")
@@ -109,6 +123,7 @@ def draw_generated(
         axes.set_xticks([(width + 1) * column + width / 2 for column in range(n_classes)], range(n_classes))
         axes.tick_params(length=0, labelsize=8)
         axes.set_ylabel(name, fontsize=9)
+    grid[-1].set_xlabel("class", fontsize=9)
     save_figure(figure, out)
 
 

@@ -37,6 +37,14 @@ class LogitChange:
         measured: the meaning of ``b`` in each layer: ``"logits"`` or ``"log couplings"``.
         trained: number of iterations of each layer of the model.
         n_images: number of images.
+
+    >>> import torch, torchcaps
+    >>> model = torchcaps.create_model("capsnet_small", width=4, types=2, hidden=(8,))
+    >>> images, labels = torch.rand(4, 1, 28, 28), torch.arange(4)
+    >>> from torchcaps.analysis import logit_change
+    >>> result = logit_change(model, images, iterations=3)
+    >>> result.trained, result.change.shape
+    ((3,), torch.Size([1, 3]))
     """
 
     change: Tensor
@@ -222,7 +230,7 @@ def draw_logit_change(results: Mapping[str, LogitChange], out: Path | str, title
             ends = values[values > 0].log10()
             low, high = math.floor(float(ends.min())), math.ceil(float(ends.max()))
             axes.set_ylim(10.0**low, 10.0 ** max(high, low + 1))
-        style_axes(axes, subtitle, "routing iteration", "mean absolute change" if field == "change" else "")
+        style_axes(axes, subtitle, "routing iteration", "mean absolute change")
         n_iterations = max(result.change.shape[1] for result in results.values())
         axes.set_xticks(range(1, n_iterations + 1))
         axes.set_xlim(0.7, n_iterations + 0.3)

@@ -41,6 +41,14 @@ class Perturbation:
     Shapes:
         images ``[B, C, H, W]``, labels ``[B]`` (class of the perturbed capsule), dims ``[D]`` (perturbed dimensions),
         amounts ``[A]`` (added values), decoded ``[B, D, A, C, H, W]``, unperturbed ``[B, C, H, W]``
+
+    >>> import torch, torchcaps
+    >>> model = torchcaps.create_model("capsnet_small", width=4, types=2, hidden=(8,))
+    >>> images, labels = torch.rand(4, 1, 28, 28), torch.arange(4)
+    >>> from torchcaps.analysis import perturb
+    >>> result = perturb(model, images[:1], amounts=(-0.2, 0.2), dims=(0, 1))
+    >>> result.dims, result.amounts
+    (tensor([0, 1]), tensor([-0.2000,  0.2000]))
     """
 
     images: Tensor

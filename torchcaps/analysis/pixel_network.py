@@ -28,6 +28,13 @@ class PixelNetwork(Network):
     Attributes:
         pipeline: the steps from a data set's images to these pixels: those before the first that changes colours, such
             as crops.
+
+    >>> import torch, torchcaps
+    >>> model = torchcaps.create_model("capsnet_small", width=4, types=2, hidden=(8,))
+    >>> from torchcaps.data import create_pipeline
+    >>> network = PixelNetwork(model, create_pipeline("sabour2017.mnist"), (1, 28, 28))
+    >>> network(torch.rand(2, 1, 28, 28)).scores.shape
+    torch.Size([2, 10])
     """
 
     def __init__(self, model: Network, pipeline: Pipeline, shape: ImageShape) -> None:

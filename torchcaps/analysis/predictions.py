@@ -35,6 +35,14 @@ class Predictions:
         images ``[B, C, H, W]``: the images, or the reconstruction targets if there is one object per image and the
         model has a decoder; true, predicted ``[B, classes]``: bool; correct ``[B]``: bool, by the criterion of the
         model's paper; reconstructions ``[B, C, H, W]``, ``[B, K, C, H, W]`` or ``None``
+
+    >>> import torch, torchcaps
+    >>> model = torchcaps.create_model("capsnet_small", width=4, types=2, hidden=(8,))
+    >>> images, labels = torch.rand(4, 1, 28, 28), torch.arange(4)
+    >>> from torchcaps.analysis import predict_images
+    >>> result = predict_images(model, images, labels)
+    >>> result.predicted.shape, result.correct.shape
+    (torch.Size([4, 10]), torch.Size([4]))
     """
 
     images: Tensor

@@ -28,6 +28,14 @@ class Reconstructions:
         predictions at the positions of their labels; targets, by_label, by_prediction ``[B, C, H, W]`` or
         ``[B, K, C, H, W]``; correct ``[B]``, bool; confidence ``[B]``, the (mean) score of the predicted classes;
         error_by_label, error_by_prediction ``[B]``, squared error summed over an image
+
+    >>> import torch, torchcaps
+    >>> model = torchcaps.create_model("capsnet_small", width=4, types=2, hidden=(8,))
+    >>> images, labels = torch.rand(4, 1, 28, 28), torch.arange(4)
+    >>> from torchcaps.analysis import reconstruct
+    >>> result = reconstruct(model, images, labels)
+    >>> result.by_label.shape
+    torch.Size([4, 1, 28, 28])
     """
 
     images: Tensor

@@ -52,6 +52,14 @@ class Subject:
             train a generator.
         batch_size: images per forward pass.
         track: a function that takes the number of steps (``None``: unknown) and returns a callback for each step.
+
+    >>> import torch, torchcaps
+    >>> model = torchcaps.create_model("capsnet_small", width=4, types=2, hidden=(8,))
+    >>> from torchcaps.data import Batch
+    >>> images = torch.rand(4, 1, 28, 28)
+    >>> subject = Subject("capsnet_small", model, Batch(images, torch.arange(4), images, torch.arange(4)))
+    >>> subject.n_images, subject.classes[:2]
+    (4, ('0', '1'))
     """
 
     name: str
@@ -118,6 +126,9 @@ class Column:
         heading: its heading.
         format: ``"percent"`` (of a fraction), ``"interval"`` (two fractions as percent), ``"text"``, or a format
             specification of Python such as ``".3f"`` or ``",d"``.
+
+    >>> Column("accuracy", "percent")
+    Column(heading='accuracy', format='percent')
     """
 
     heading: str
@@ -137,6 +148,16 @@ class Summary:
         notes: sentences below the table.
         details: further values for JSON.
         data: the images, if not those of the subject's data set.
+
+    >>> import torch, torchcaps
+    >>> model = torchcaps.create_model("capsnet_small", width=4, types=2, hidden=(8,))
+    >>> from torchcaps.analysis import run_analysis
+    >>> from torchcaps.data import Batch
+    >>> images = torch.rand(4, 1, 28, 28)
+    >>> subject = Subject("capsnet_small", model, Batch(images, torch.arange(4), images, torch.arange(4)))
+    >>> summary = run_analysis("dead", subject).summary
+    >>> isinstance(summary, Summary), list(summary.rows)
+    (True, ['primary', 'digit'])
     """
 
     title: str
@@ -168,6 +189,10 @@ class Analysis:
             the help texts; a field of type ``Subject | None`` takes a run directory there.
         n_images: default number of images; ``None`` for an analysis that generates its own.
         compares_models: whether it takes several networks.
+
+    >>> from torchcaps.analysis import ANALYSES
+    >>> ANALYSES.get("affine").flags
+    ()
     """
 
     name: str
@@ -194,6 +219,16 @@ class AnalysisReport:
         options: the options it ran with.
         result: the return value of ``analysis.run``.
         subjects: the networks.
+
+    >>> import torch, torchcaps
+    >>> model = torchcaps.create_model("capsnet_small", width=4, types=2, hidden=(8,))
+    >>> from torchcaps.data import Batch
+    >>> images = torch.rand(4, 1, 28, 28)
+    >>> subject = Subject("capsnet_small", model, Batch(images, torch.arange(4), images, torch.arange(4)))
+    >>> from torchcaps.analysis import run_analysis
+    >>> report = run_analysis("dead", subject)
+    >>> isinstance(report, AnalysisReport), report.summary.n_images
+    (True, 4)
     """
 
     analysis: Analysis
@@ -218,7 +253,15 @@ ANALYSES: Registry[Analysis] = Registry("analysis", "torchcaps.analysis")
 
 
 def register_analysis(analysis: Analysis) -> Analysis:
-    """Register a declaration under its name and return it."""
+    """Register a declaration under its name and return it.
+
+    >>> import dataclasses
+    >>> with ANALYSES.restored():  # only for this example
+    ...     analysis = register_analysis(dataclasses.replace(ANALYSES.get("dead"), name="silent"))
+    ...     found = "silent" in list_analyses()
+    >>> found
+    True
+    """
     ANALYSES.register(analysis.name, analysis)
     return analysis
 

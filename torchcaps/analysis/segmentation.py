@@ -30,6 +30,14 @@ class Segmentation:
         mask; absent ``[B]``, a class that is neither label nor prediction, absent_decoded ``[B, C, H, W]`` its
         reconstruction, and absent_foreground ``[B]`` the number of foreground pixels of that over the image's. Then the
         means, and the threshold of the foreground.
+
+    >>> import torch, torchcaps
+    >>> model = torchcaps.create_model("sabour2017_multimnist", width=4, types=2, hidden=(8,))
+    >>> images, labels, targets = torch.rand(2, 1, 36, 36), torch.tensor([[0, 1], [2, 3]]), torch.rand(2, 2, 1, 36, 36)
+    >>> from torchcaps.analysis import segment
+    >>> result = segment(model, images, labels, targets)
+    >>> result.masks_by_label.shape, result.threshold
+    (torch.Size([2, 2, 36, 36]), 0.5)
     """
 
     images: Tensor
@@ -84,6 +92,12 @@ def segment(
     never zero. Here foreground is above ``threshold``, for reconstructions and targets alike. At 0.5 a reconstruction
     that minimises the squared error marks pixels that are more likely foreground than background; blurred
     reconstructions hardly reach it and score better with a lower threshold.
+
+    >>> import torch, torchcaps
+    >>> model = torchcaps.create_model("sabour2017_multimnist", width=4, types=2, hidden=(8,))
+    >>> images, labels, targets = torch.rand(2, 1, 36, 36), torch.tensor([[0, 1], [2, 3]]), torch.rand(2, 2, 1, 36, 36)
+    >>> segment(model, images, labels, targets).iou_by_label.shape
+    torch.Size([2, 2])
     """
     network = require_decoder(model, "segmentation")
     if network.n_objects is None or network.n_objects < 2:
@@ -148,6 +162,10 @@ def intersection_over_union(masks: Tensor, truth: Tensor) -> Tensor:
 
     Shapes:
         bool ``[..., H, W] -> [...]``
+
+    >>> masks, truth = torch.tensor([[[True, True], [False, False]]]), torch.tensor([[[True, False], [False, False]]])
+    >>> intersection_over_union(masks, truth)
+    tensor([0.5000])
     """
     intersection, union = ((m.flatten(-2).sum(-1)).double() for m in (masks & truth, masks | truth))
     return torch.where(union > 0, intersection / union.clamp_min(1), 1.0).float()

@@ -40,6 +40,13 @@ class Trajectories:
         names: the transformation: ``"rotation"``, ``"x"`` or ``"y"``.
         labels: class of the image.
         images: index of the image.
+
+    >>> import torch, torchcaps
+    >>> model = torchcaps.create_model("capsnet_small", width=4, types=2, hidden=(8,))
+    >>> images, labels = torch.rand(4, 1, 28, 28), torch.arange(4)
+    >>> result = find_trajectories(model, images[:1], labels[:1])
+    >>> result.points.shape[0], len(result.names)
+    (2, 2)
     """
 
     amounts: Tensor
@@ -68,6 +75,12 @@ def find_trajectories(
     was a coordinate. At +1 both move it in the same direction, and it does not distinguish them. Only the half of the
     images and transformations with the largest movement is considered. The arguments are those of
     `torchcaps.analysis.measure_alignment`.
+
+    >>> import torch, torchcaps
+    >>> model = torchcaps.create_model("capsnet_small", width=4, types=2, hidden=(8,))
+    >>> images, labels = torch.rand(4, 1, 28, 28), torch.arange(4)
+    >>> find_trajectories(model, images[:1], labels[:1]).labels
+    (0, 0)
     """
     differences, indices = capsule_differences(
         model, images, labels, degrees, pixels, before_tanh, batch_size, progress
@@ -128,6 +141,11 @@ def draw_trajectories(
         classes: class names, by default their indices.
 
     Deviation: the paper's figure is a sketch; these are capsules of the model.
+
+    >>> import torch, torchcaps
+    >>> model = torchcaps.create_model("capsnet_small", width=4, types=2, hidden=(8,))
+    >>> images, labels = torch.rand(4, 1, 28, 28), torch.arange(4)
+    >>> draw_trajectories(find_trajectories(model, images[:1], labels[:1]), "trajectories.png")
     """
     figure = new_figure(7.4, 3.6)
     panels: Any = figure.subplots(1, 2)
@@ -158,7 +176,7 @@ def draw_trajectories(
         subtitle = f"class {name}, {kind}; {100 * result.plane_fractions[index]:.0f} % within the plane"
         style_axes(axes, f"cos = {cosine}\n{subtitle}", "first principal component", "second principal component")
         axes.set_aspect("equal", adjustable="datalim")
-        axes.margins(0.15)
+        axes.margins(0.2)
         axes.tick_params(labelbottom=False, labelleft=False, length=0)
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=9)

@@ -45,6 +45,14 @@ class UniversalPerturbation:
             perturbation of this size without training.
         true: number of test images of each class, ``[classes]``.
         predicted: number of predictions of each class with the final perturbation, ``[classes]``.
+
+    >>> import torch, torchcaps
+    >>> model = torchcaps.create_model("capsnet_small", width=4, types=2, hidden=(8,))
+    >>> images, labels = torch.rand(4, 1, 28, 28), torch.arange(4)
+    >>> from torchcaps.analysis import train_universal
+    >>> result = train_universal(model, images, labels, images, labels, iterations=2, eval_interval=1, batch_size=4)
+    >>> result.eps == 32 / 255, len(result.accuracy)
+    (True, 3)
     """
 
     eps: float
@@ -144,6 +152,13 @@ def train_universal(
     that are alike and for an incorrect label; we do the second. The loss with a new incorrect class each time is lowest
     for equal scores, which a network with large logits can approach without more errors: hence ``"untargeted"``, which
     the paper does not have.
+
+    >>> import torch, torchcaps
+    >>> model = torchcaps.create_model("capsnet_small", width=4, types=2, hidden=(8,))
+    >>> images, labels = torch.rand(4, 1, 28, 28), torch.arange(4)
+    >>> result = train_universal(model, images, labels, images, labels, iterations=2, eval_interval=1, batch_size=4)
+    >>> result.iterations, result.perturbation.shape
+    ((0, 1, 2), torch.Size([1, 28, 28]))
     """
     _check_images(model, images, test_images, eps, low, high)
     labels = _check_labels(model, labels, images, "labels")

@@ -22,7 +22,7 @@ from torchcaps.data.geometry import (
 from torchcaps.data.loader import Loader
 from torchcaps.data.pipelines import Pipeline, create_pipeline, list_pipelines
 from torchcaps.data.registry import create_dataset, list_datasets, register_dataset
-from torchcaps.data.storage import DataError, MissingDataError
+from torchcaps.data.storage import DataError, DownloadError, MissingDataError
 from torchcaps.data.transforms import (
     Normalize,
     RandomBrightness,
@@ -47,6 +47,7 @@ __all__ = [
     "Dataset",
     "Digits",
     "DiverseMultiMNIST",
+    "DownloadError",
     "ExpandedMNIST",
     "FashionMNIST",
     "Folder",

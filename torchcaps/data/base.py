@@ -31,6 +31,12 @@ class Batch(NamedTuple):
             transforms. With several objects per image ``[B, objects, C, H, W]``, each object alone, in the order of
             ``labels`` (multi-hot: in the order of the classes, blank if absent).
         indices: index of each image in its data set, ``[B]``.
+
+    >>> import torch
+    >>> images = torch.rand(2, 1, 28, 28)
+    >>> batch = Batch(images, torch.tensor([3, 7]), images, torch.arange(2))
+    >>> batch.to("cpu").labels
+    tensor([3, 7])
     """
 
     images: Tensor
@@ -64,6 +70,11 @@ class Dataset(TorchDataset[tuple[Tensor, ...]]):
     This is also a map-style data set for torch's ``DataLoader``: ``dataset[i]`` is ``(image, label)`` with the image in
     0..1, and with several objects ``(image, labels, targets)``. It has no argument for the epoch: images that are
     generated anew in each epoch are those of epoch 0.
+
+    >>> from torchcaps.data import create_dataset
+    >>> digits = create_dataset("digits", "test")
+    >>> isinstance(digits, Dataset), len(digits), digits[0][0].shape
+    (True, 1000, torch.Size([1, 28, 28]))
     """
 
     def __init__(
@@ -133,6 +144,11 @@ class ImageSet(Dataset):
         images: ``[N, C, H, W]``, uint8.
         labels: class indices, ``[N]``.
         metadata: further values per image, such as the azimuth, ``[N]`` each.
+
+    >>> import torch
+    >>> images = torch.randint(0, 256, (6, 1, 28, 28), dtype=torch.uint8)
+    >>> ImageSet("shapes", "train", images, torch.arange(6) % 2, ["circle", "square"])
+    <shapes, train: 6 images of 1x28x28, 2 classes>
     """
 
     def __init__(
@@ -200,6 +216,10 @@ class LoadRequest:
         split: which split to load.
         root: the data directory; ``None`` for the default, see `data_root`.
         download: download missing files.
+
+    >>> from torchcaps.data import Digits
+    >>> Digits().load(LoadRequest("digits", "test"))
+    <digits, test: 1,000 images of 1x28x28, 10 classes>
     """
 
     name: str
@@ -221,6 +241,10 @@ class DataSpec(ABC):
         subdirectories: directories below the data directory that may contain the files, as the official site and
             other libraries name them; downloads go to the first. Empty if the data set has no files of its own.
         default_splits: the splits that are downloaded and checked if none is named.
+
+    >>> from torchcaps.data import MNIST
+    >>> isinstance(MNIST(), DataSpec), MNIST(exclude_digits=True) == MNIST()
+    (True, False)
     """
 
     title: ClassVar[str] = ""

@@ -23,7 +23,7 @@ from torch import Tensor
 from torchcaps._core.files import reason_of
 from torchcaps.data.storage import DataError
 
-__all__ = ["check_labels", "read_bytes", "read_idx", "read_norb_matrix", "read_pickle"]
+__all__ = ["check_file_labels", "read_bytes", "read_idx", "read_norb_matrix", "read_pickle"]
 
 READ_CHUNK_BYTES = 1 << 20
 MAX_GZIP_RATIO = 1032  # decompressed bytes per compressed byte, at most
@@ -39,7 +39,7 @@ def read_bytes(path: Path) -> bytearray:
         raise DataError(f"can't read {path}: {reason_of(error)}") from error
 
 
-def check_labels(labels: Tensor, n_images: int, n_classes: int, path: Path) -> None:
+def check_file_labels(labels: Tensor, n_images: int, n_classes: int, path: Path) -> None:
     """Raise a DataError if the number of labels differs from that of images, or if a label is not a class index."""
     if len(labels) != n_images:
         raise DataError(f"{path} is corrupt: {n_images:,} images and {len(labels):,} labels")

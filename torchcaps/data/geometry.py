@@ -33,6 +33,11 @@ class RandomShift(Transform):
 
     Args:
         max_shift: vertical and horizontal shift are uniform in ``-max_shift..max_shift``.
+
+    >>> from torchcaps.data import Loader, Pipeline, create_dataset
+    >>> loader = Loader(create_dataset("digits"), 4, pipeline=Pipeline([RandomShift(2)]))
+    >>> next(loader.epoch(0)).images.shape
+    torch.Size([4, 1, 28, 28])
     """
 
     applies_to_targets: ClassVar[bool] = True
@@ -56,6 +61,11 @@ class RandomRelativeShift(Transform):
 
     Args:
         fraction: the shifts are those of `RandomShift` for this fraction of the shorter side, rounded down.
+
+    >>> from torchcaps.data import Loader, Pipeline, create_dataset
+    >>> loader = Loader(create_dataset("digits"), 4, pipeline=Pipeline([RandomRelativeShift(0.1)]))
+    >>> next(loader.epoch(0)).images.shape
+    torch.Size([4, 1, 28, 28])
     """
 
     applies_to_targets: ClassVar[bool] = True
@@ -77,13 +87,19 @@ class RandomCrop(Transform):
 
     Args:
         size: height and width of the window.
-        padding: number of zeros added on each side first.
+        padding: number of pixels added on each side first.
+        fill: their value: ``"zero"``, or that of the ``"nearest"`` pixel of the image.
+
+    >>> from torchcaps.data import Pipeline
+    >>> Pipeline([RandomCrop(24)]).output_shape((1, 28, 28), train=True)
+    (1, 24, 24)
     """
 
     applies_to_targets: ClassVar[bool] = True
 
     size: int = 32
     padding: int = 0
+    fill: Literal["zero", "nearest"] = "zero"
 
     def check(self) -> None:
         """Raise a ValueError if the window is empty."""
@@ -98,7 +114,10 @@ class RandomCrop(Transform):
         """Transform images ``[B, C, H, W]``."""
         height, width = (side + 2 * self.padding - self.size for side in images.shape[-2:])
         top, left = rng.integers(0, height), rng.integers(0, width)
-        return crop_windows(images, top, left, (self.size, self.size), self.padding)
+        padding = self.padding
+        if padding and self.fill == "nearest":
+            images, padding = F.pad(images, (padding,) * 4, mode="replicate"), 0
+        return crop_windows(images, top, left, (self.size, self.size), padding)
 
 
 @dataclass(frozen=True)
@@ -107,6 +126,10 @@ class CenterCrop(Transform):
 
     Args:
         size: height and width of the window.
+
+    >>> from torchcaps.data import Pipeline
+    >>> Pipeline([CenterCrop(24)]).output_shape((1, 28, 28), train=True)
+    (1, 24, 24)
     """
 
     applies_to_targets: ClassVar[bool] = True
@@ -141,6 +164,10 @@ class PadTo(Transform):
 
     Args:
         size: minimum height and width.
+
+    >>> from torchcaps.data import Pipeline
+    >>> Pipeline([PadTo(40)]).output_shape((1, 28, 28), train=True)
+    (1, 40, 40)
     """
 
     applies_to_targets: ClassVar[bool] = True
@@ -165,6 +192,11 @@ class RandomHorizontalFlip(Transform):
 
     Args:
         probability: fraction of the images that are mirrored.
+
+    >>> from torchcaps.data import Loader, Pipeline, create_dataset
+    >>> loader = Loader(create_dataset("digits"), 4, pipeline=Pipeline([RandomHorizontalFlip()]))
+    >>> next(loader.epoch(0)).images.shape
+    torch.Size([4, 1, 28, 28])
     """
 
     applies_to_targets: ClassVar[bool] = True
@@ -194,6 +226,11 @@ class RandomAffine(Transform):
 
     Deviation: the center of rotation is that of the image, (H - 1) / 2. Keras versions of that time used H / 2 + 1/2,
     one pixel off in each direction, which later versions fixed.
+
+    >>> from torchcaps.data import Loader, Pipeline, create_dataset
+    >>> loader = Loader(create_dataset("digits"), 4, pipeline=Pipeline([RandomAffine(rotation=20.0, scale=0.2)]))
+    >>> next(loader.epoch(0)).images.shape
+    torch.Size([4, 1, 28, 28])
     """
 
     applies_to_targets: ClassVar[bool] = True

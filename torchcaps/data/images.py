@@ -25,6 +25,7 @@ from torchcaps._core.progress import track
 from torchcaps.data.storage import DataError, cache_root
 
 __all__ = [
+    "IMAGE_FORMATS",
     "MAX_MEGAPIXELS",
     "PILLOW_MEGAPIXELS",
     "ImageFormat",
@@ -36,6 +37,8 @@ __all__ = [
     "read_images",
 ]
 
+# Pillow goes by content, not by suffix, and would hand PostScript to Ghostscript, which executes it.
+IMAGE_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 MAX_ORIGINAL_SIDE = 96  # images of one common size keep it up to this side length
 MAX_SQUARE_SIDE = 64  # otherwise they are reduced to squares of at most this side length
 EXIF_ORIENTATION = 0x0112  # tag; values from 5 on exchange height and width
@@ -96,7 +99,7 @@ def infer_format(
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error", pillow.DecompressionBombWarning)
-                with pillow.open(path) as image:
+                with pillow.open(path, formats=IMAGE_FORMATS) as image:
                     check_pixels(image, max_megapixels)
                     rotated = image.getexif().get(EXIF_ORIENTATION, 1) >= 5
                     sizes.append((image.width, image.height) if rotated else (image.height, image.width))
@@ -187,7 +190,7 @@ def read_image(path: Path, image_format: ImageFormat, fill: str = "black", backg
     operations = import_optional("PIL.ImageOps", "reading images")
     height, width = image_format.size
     with contextlib.ExitStack() as stack:
-        file = stack.enter_context(pillow.open(path))
+        file = stack.enter_context(pillow.open(path, formats=IMAGE_FORMATS))
         check_pixels(file, image_format.max_megapixels)
         if file.width * file.height > LARGE_IMAGE_PIXELS:
             stack.enter_context(_one_large_image)

@@ -43,7 +43,7 @@ class TensorImages(Dataset):
         check_images(images, f"{split} images")
         check_labels(labels, len(images), len(classes), f"{split} labels")
         super().__init__(name, split, _shape_of(images), classes)
-        self.images, self.labels = images, labels.long()
+        self.images, self.labels = images.detach(), labels.long()  # a graph would be freed by the first step
 
     def __len__(self) -> int:
         return len(self.images)
@@ -285,8 +285,10 @@ def check_labels(labels: Tensor, n_images: int, n_classes: int, name: str) -> No
         raise TypeError(f"{name} must be integers (torch.int64), got {labels.dtype}")
     if len(labels):
         low, high = int(labels.min()), int(labels.max())
-        if low < 0 or high >= n_classes:
-            raise ValueError(f"{name} must be class indices in 0..{n_classes - 1}, got {low if low < 0 else high}")
+        if low < 0:
+            raise ValueError(f"{name} must be class indices, at least 0, got {low}")
+        if high >= n_classes:
+            raise ValueError(f"{name} must be class indices in 0..{n_classes - 1}, got {high}")
 
 
 def read_batch(batch: Any, number: int, split: str) -> tuple[Tensor, Tensor]:
@@ -298,7 +300,7 @@ def read_batch(batch: Any, number: int, split: str) -> tuple[Tensor, Tensor]:
         )
     images, labels = batch
     check_images(images, f"images in batch {number} of the {split} data")
-    return images, labels
+    return images.detach(), labels
 
 
 def _as_pair(value: Any, split: str) -> tuple[Tensor, Tensor]:
@@ -326,7 +328,7 @@ def _read_item(dataset: TorchDataset[Any], index: int, split: str) -> tuple[Tens
     check_images(image[None] if image.ndim else image, f"item {index} of the {split} data, with the axis N,")
     if isinstance(label, bool) or not hasattr(label, "__index__"):
         raise TypeError(f"item {index} of the {split} data must have an int as label, got {_describe(label)}")
-    return image, int(label)
+    return image.detach(), int(label)
 
 
 def _labels_of(value: Any, split: str) -> Iterable[Any]:

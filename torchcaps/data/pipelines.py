@@ -47,6 +47,11 @@ class Pipeline:
 
     Deviation: in Sabour's code the decoder, which ends in a sigmoid, reconstructs CIFAR-10 and smallNORB images after
     standardization, with values outside of its range; here targets are always in 0..1.
+
+    >>> from torchcaps.data import CenterCrop, RandomCrop
+    >>> pipeline = Pipeline(train=[RandomCrop(24)], test=[CenterCrop(24)])
+    >>> pipeline.output_shape((3, 32, 32), train=True)
+    (3, 24, 24)
     """
 
     train: Sequence[Transform] = ()
@@ -143,6 +148,8 @@ PIPELINES: dict[str, Pipeline] = {
         [Standardize(), RandomCrop(32), RandomBrightness(32 / 255), RandomContrast(0.5, 1.5)],
         [Standardize(), CenterCrop(32)],
     ),
+    # Heinsen 2019, the authors' code: images of 96x96, padded to 128x128 by their edges
+    "heinsen2019.smallnorb": Pipeline([RandomCrop(96, padding=16, fill="nearest")]),
     # Choi 2019, section 4: "+" marks augmented data; the authors' code also rotates MNIST and flips affNIST digits
     "choi2019.mnist": Pipeline(),
     "choi2019.mnist+": Pipeline([RandomAffine(shift=0.1, fill="nearest")]),

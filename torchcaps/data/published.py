@@ -4,15 +4,47 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["ArchiveMember", "DataError", "MissingDataError", "RemoteFile", "checksum_matches", "file_digest"]
+__all__ = [
+    "ArchiveMember",
+    "DataError",
+    "DownloadError",
+    "MissingDataError",
+    "RemoteFile",
+    "checksum_matches",
+    "file_digest",
+]
 
 
 class DataError(ValueError):
-    """A data file or directory is missing, unreadable, or has unexpected content."""
+    """A data file or directory is missing, unreadable, or has unexpected content.
+
+    >>> from torchcaps.data import create_dataset
+    >>> try:
+    ...     create_dataset("svhn", root="empty", download=False)
+    ... except DataError as error:
+    ...     print(type(error).__name__)
+    MissingDataError
+    """
 
 
 class MissingDataError(DataError):
-    """A data file does not exist and was not or could not be downloaded."""
+    """A data file does not exist and was not or could not be downloaded.
+
+    >>> from torchcaps.data import create_dataset
+    >>> try:
+    ...     create_dataset("cifar10", root="empty", download=False)
+    ... except MissingDataError:
+    ...     print("not downloaded")
+    not downloaded
+    """
+
+
+class DownloadError(MissingDataError, OSError):
+    """A data file could not be downloaded or written: a failure of network or disk, not an invalid argument.
+
+    >>> issubclass(DownloadError, OSError)
+    True
+    """
 
 
 @dataclass(frozen=True)

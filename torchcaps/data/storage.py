@@ -19,6 +19,7 @@ from torchcaps.data.archives import extract_member, is_intact_zip
 from torchcaps.data.published import (
     ArchiveMember,
     DataError,
+    DownloadError,
     MissingDataError,
     RemoteFile,
     checksum_matches,
@@ -29,6 +30,7 @@ __all__ = [
     "ArchiveMember",
     "DataDirectory",
     "DataError",
+    "DownloadError",
     "MissingDataError",
     "RemoteFile",
     "cache_root",
@@ -95,7 +97,8 @@ class DataDirectory:
         """Return the path of a file; extract or download it if it does not exist.
 
         Raises:
-            MissingDataError: if it does not exist and ``download`` is false, or if no mirror could be reached.
+            MissingDataError: if it does not exist and ``download`` is false.
+            DownloadError: if all mirrors fail or the directory can't be written.
         """
         path = self.find(file)
         if path is not None:
@@ -112,7 +115,7 @@ class DataDirectory:
             raise self._missing_error(file.name)
         try:
             return download_file(file.name, self._urls(file), file.checksum, self.download_directory, file.size)
-        except MissingDataError as error:
+        except DownloadError as error:
             raise self._missing_error(file.name, str(error)) from error
 
     def _urls(self, file: RemoteFile) -> list[str]:
@@ -129,7 +132,8 @@ class DataDirectory:
     def _missing_error(self, name: str, reason: str = "") -> MissingDataError:
         failed = f" and could not be downloaded ({reason})" if reason else ""
         command = "" if reason else f"download it with 'torchcaps data get {self.dataset}', or "
-        return MissingDataError(
+        kind = DownloadError if reason else MissingDataError
+        return kind(
             f"{self.dataset}: {name} is missing{failed}: {command}copy it to {self.download_directory}, or name the "
             f"directory that contains it (--data-dir, root= or {DATA_VARIABLE}); the data set 'digits' needs no files"
         )
@@ -176,13 +180,13 @@ def download_file(name: str, urls: Sequence[str], checksum: str, directory: Path
         size: size of the file in bytes, if known. A download ends when it exceeds it, or else `MAX_DOWNLOAD_BYTES`.
 
     Raises:
-        MissingDataError: if all mirrors fail or the directory can't be written.
+        DownloadError: if all mirrors fail or the directory can't be written.
     """
     pooch = import_optional("pooch", f"downloading {name}")
     exceptions = import_optional("requests.exceptions", f"downloading {name}")
     logger = pooch.get_logger()
     level = logger.level
-    logger.setLevel("ERROR")  # failures are reported in the MissingDataError
+    logger.setLevel("ERROR")  # failures are reported in the DownloadError
     failures = []
     created = [path for path in (directory, *directory.parents) if not path.exists()]
     try:
@@ -202,13 +206,13 @@ def download_file(name: str, urls: Sequence[str], checksum: str, directory: Path
                 except (exceptions.RequestException, ValueError) as error:
                     failures.append(_describe_failure(url, error))
     except OSError as error:
-        raise MissingDataError(f"can't write to {directory}: {reason_of(error)}") from error
+        raise DownloadError(f"can't write to {directory}: {reason_of(error)}") from error
     finally:
         logger.setLevel(level)
     with contextlib.suppress(OSError):
         for path in created:
             path.rmdir()  # leave no empty directories behind
-    raise MissingDataError("; ".join(failures))
+    raise DownloadError("; ".join(failures))
 
 
 def _create_downloader(pooch: Any, bar: DownloadBar, max_bytes: int) -> Callable[[str, str, Any], None]:

@@ -38,6 +38,15 @@ class Transform:
     Attributes:
         applies_to_targets: also transform the reconstruction targets of a decoder. True for geometric transforms, false
             for color transforms.
+
+    >>> from torchcaps.data import Loader, Pipeline, create_dataset
+    >>> class Invert(Transform):
+    ...     def __call__(self, images, rng):
+    ...         return 1 - images
+    ...
+    >>> loader = Loader(create_dataset("digits"), 4, pipeline=Pipeline([Invert()]))
+    >>> next(loader.epoch(0)).images.mean() > 0.5
+    tensor(True)
     """
 
     applies_to_targets: ClassVar[bool] = False
@@ -75,6 +84,11 @@ class ScalePixels(Transform):
 
     Args:
         scale: divisor; Chen 2019 uses 256.
+
+    >>> from torchcaps.data import Loader, Pipeline, create_dataset
+    >>> loader = Loader(create_dataset("digits"), 4, pipeline=Pipeline([ScalePixels(256)]))
+    >>> next(loader.epoch(0)).images.max() < 1
+    tensor(True)
     """
 
     applies_to_targets: ClassVar[bool] = True
@@ -117,6 +131,11 @@ class RandomBrightness(Transform):
 
     Args:
         max_delta: the number is uniform in ``[-max_delta, max_delta)``.
+
+    >>> from torchcaps.data import Loader, Pipeline, create_dataset
+    >>> loader = Loader(create_dataset("digits"), 4, pipeline=Pipeline([RandomBrightness(0.2)]))
+    >>> next(loader.epoch(0)).images.shape
+    torch.Size([4, 1, 28, 28])
     """
 
     max_delta: float = 63 / 255
@@ -136,6 +155,11 @@ class RandomContrast(Transform):
 
     Args:
         low, high: the factor is uniform in ``[low, high)``.
+
+    >>> from torchcaps.data import Loader, Pipeline, create_dataset
+    >>> loader = Loader(create_dataset("digits"), 4, pipeline=Pipeline([RandomContrast(0.8, 1.2)]))
+    >>> next(loader.epoch(0)).images.shape
+    torch.Size([4, 1, 28, 28])
     """
 
     low: float = 0.2
@@ -159,6 +183,11 @@ class Standardize(Transform):
     """Scale each image to mean 0 and standard deviation 1 over all channels, as ``tf.image.per_image_standardization``.
 
     The standard deviation is at least ``1 / sqrt(N)`` gray levels, for N pixels: a constant image becomes zeros.
+
+    >>> from torchcaps.data import Loader, Pipeline, create_dataset
+    >>> loader = Loader(create_dataset("digits"), 4, pipeline=Pipeline([Standardize()]))
+    >>> next(loader.epoch(0)).images.shape
+    torch.Size([4, 1, 28, 28])
     """
 
     def __call__(self, images: Tensor, rng: CounterRNG) -> Tensor:
@@ -175,6 +204,11 @@ class Normalize(Transform):
 
     Args:
         mean, std: one number per channel, in 0..1.
+
+    >>> from torchcaps.data import Loader, Pipeline, create_dataset
+    >>> loader = Loader(create_dataset("digits"), 4, pipeline=Pipeline([Normalize((0.13,), (0.31,))]))
+    >>> next(loader.epoch(0)).images.shape
+    torch.Size([4, 1, 28, 28])
     """
 
     mean: tuple[float, ...] = (0.5,)
@@ -205,6 +239,9 @@ class SubtractMeanImage(Transform):
 
     Args:
         mean: the mean image ``[C, H, W]``, in the scale of the pipeline's `ScalePixels`; `Pipeline.fit` computes it.
+
+    >>> SubtractMeanImage().is_fitted  # a loader fits it to the training set
+    False
     """
 
     mean: Tensor | None = field(default=None, repr=False, compare=False)

@@ -22,6 +22,7 @@ from typing import Any
 
 from torch import Tensor
 
+from torchcaps._core.machine import search_path_variables
 from torchcaps.data.base import Dataset
 
 if sys.platform == "linux":
@@ -163,8 +164,7 @@ if sys.platform == "linux":
             if pid is not None and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 return
             changes = {
-                "PYTHONSAFEPATH": "1",
-                "PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path),
+                **search_path_variables(),
                 # after a kill, the tracker of multiprocessing removes semaphores; no warning about it
                 "PYTHONWARNINGS": ",".join(
                     filter(None, (os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker:UserWarning"))

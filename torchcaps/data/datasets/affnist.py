@@ -10,7 +10,7 @@ from torch import Tensor
 from torchcaps._core.validation import check_range
 from torchcaps.data.base import Batch, Dataset, DataSpec, ImageSet, ImageShape, LoadRequest
 from torchcaps.data.datasets.generated import GeneratedFromDigits
-from torchcaps.data.formats import check_labels
+from torchcaps.data.formats import check_file_labels
 from torchcaps.data.geometry import affine_matrix, warp_affine
 from torchcaps.data.mat import get_array, read_mat
 from torchcaps.data.registry import register_dataset
@@ -31,6 +31,9 @@ class AffNIST(DataSpec):
     The test split is made from MNIST's test digits, training and validation splits from its training digits. No
     checksums were published: the CRCs of the archives' members are checked instead, and the SHA-256 of a downloaded
     archive is recorded next to it.
+
+    >>> AffNIST()
+    AffNIST()
     """
 
     title: ClassVar[str] = "MNIST under affine transformations, the official files"
@@ -73,7 +76,7 @@ def _read(path: Path) -> tuple[Tensor, Tensor]:
         raise DataError(f"{path} is not an affNIST file: image must be torch.uint8 of shape [1600, N], got {actual}")
     images = pixels.T.contiguous().view(-1, 1, CANVAS, CANVAS)
     class_indices = get_array(content, "affNISTdata.label_int", path).reshape(-1).long()
-    check_labels(class_indices, len(images), 10, path)
+    check_file_labels(class_indices, len(images), 10, path)
     return images, class_indices
 
 
@@ -90,6 +93,10 @@ class AffNISTStyle(GeneratedFromDigits):
         shear: maximum shear, in both directions.
         scale: maximum relative change of height and width, drawn independently.
         variants: number of images per digit.
+
+    >>> from torchcaps.data import LoadRequest
+    >>> AffNISTStyle(source="digits", rotation=10.0).load(LoadRequest("turned", "test"))
+    <turned, test: 32,000 images of 1x40x40, 10 classes>
     """
 
     stream: ClassVar[str] = "AffNISTStyle"

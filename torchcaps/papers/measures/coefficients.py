@@ -165,7 +165,7 @@ def draw_recalls(results: Results, out: Path) -> None:
         style |= {"linestyle": "", "markersize": 4, "elinewidth": 1, "label": label}
         axes.errorbar([x for x, _ in points], means, yerr=[below, above], **style)
     title = f"{results.item.title}, scale {results.store.scale}: means and 95 % intervals"
-    style_axes(axes, title, "", "recall, %")
+    style_axes(axes, title, "class", "recall, %")
     axes.set_xticks(range(len(classes)), classes, fontsize=8, rotation=20)
     axes.set_ylim(0, 103)
     axes.legend(frameon=False, fontsize=8, loc="lower left", ncols=2)

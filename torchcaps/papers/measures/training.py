@@ -137,14 +137,14 @@ def draw_early_training(measurement: Measurement, results: Results, out: Path) -
     figure = new_figure(8, 3.4)
     panels = figure.subplots(1, 2)
     steps = torch.as_tensor(numbers["steps"]).float()
-    titles = {"error": "training error", "negative": "negative coefficients"}
+    titles = {"error": "training error", "negative": "negative coupling coefficients"}
     for axes, (quantity, title) in zip(panels, titles.items(), strict=True):
         for index, (label, name) in enumerate(ROUTING_NAMES.items()):
             if quantity == "negative" and label == "dynamic":
                 continue  # a softmax has none
             values = torch.as_tensor(numbers[f"{label} {quantity}"]).float()
             axes.plot(steps, values, color=COLORS[index], marker=MARKERS[index], markersize=3, label=name)
-        style_axes(axes, title, "steps", "%")
+        style_axes(axes, title, "optimiser steps", f"{title}, %")
         axes.set_ylim(bottom=0)
         axes.legend(frameon=False, fontsize=8)
     figure.suptitle(results.title, fontsize=11)

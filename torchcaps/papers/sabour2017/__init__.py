@@ -7,6 +7,7 @@
 from torchcaps.papers import PAPERS
 from torchcaps.papers.sabour2017.decoder import FIG_3, FIG_4, FIG_5
 from torchcaps.papers.sabour2017.digits import SECTION_52, TABLE_1
+from torchcaps.papers.sabour2017.pose import POSE
 from torchcaps.papers.sabour2017.routing import FIG_A1, FIG_A2, OVERFITTING, SECTION_7
 from torchcaps.reproduce.schema import Paper
 
@@ -34,6 +35,6 @@ PAPER = Paper(
         "Primary capsules are not divided by 32 and capsules have no bias: as in the paper, unlike the authors' code.",
         "Weights are initialised as in He 2015: the standard deviations of the authors' code need its division by 32.",
     ),
-    items=(TABLE_1, FIG_3, FIG_4, FIG_5, SECTION_52, SECTION_7, FIG_A1, FIG_A2, OVERFITTING),
+    items=(TABLE_1, FIG_3, FIG_4, FIG_5, SECTION_52, SECTION_7, FIG_A1, FIG_A2, OVERFITTING, POSE),
 )
 PAPERS.register(PAPER.name, PAPER)
