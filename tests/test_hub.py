@@ -1,11 +1,15 @@
 """Model directories in the layout of the Hugging Face Hub, offline."""
 
+import importlib
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tests.models.narrow import narrow
 from torchcaps.hub import HubError, HubModel
@@ -49,6 +53,7 @@ def test_round_trip(saved: tuple[Network, Path]) -> None:
         {"fields": {"nonexistent": 1}},
         {"fields": {"routing": {"class_path": "os.system", "init_args": {}}}},
         {"fields": {"routing": {"class_path": "evil_module.Routing"}}},
+        {"fields": {"routing": {"class_path": "torchcaps.routing.EM", "init_args": {"iterations": 10**9}}}},
     ],
     ids=str,
 )
@@ -75,8 +80,42 @@ def test_damaged_files_are_rejected(saved: tuple[Network, Path]) -> None:
         HubModel.from_pretrained(str(saved[1]))
 
 
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_files_that_would_exhaust_time_or_memory_are_rejected(name: str, saved: tuple[Network, Path]) -> None:
+    path = saved[1] / name
+    os.truncate(path, 2**36)  # sparse
+    with pytest.raises(HubError, match=name):
+        HubModel.from_pretrained(str(saved[1]))
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(HubError, match=name):
+        HubModel.from_pretrained(str(saved[1]))
+    path.unlink()
+    path.write_text("[" * 100_000)
+    with pytest.raises(HubError, match=name):
+        HubModel.from_pretrained(str(saved[1]))
+
+
+def test_weights_of_another_kind_are_rejected(saved: tuple[Network, Path]) -> None:
+    weights = saved[1] / "model.safetensors"
+    state = load_file(weights)
+    save_file({**state, "extra": torch.zeros(3)}, weights)
+    with pytest.raises(HubError, match="extra"):
+        HubModel.from_pretrained(str(saved[1]))
+    save_file({name: tensor.to(torch.int64) for name, tensor in state.items()}, weights)
+    with pytest.raises(HubError, match="int64"):
+        HubModel.from_pretrained(str(saved[1]))
+
+
 def test_invalid_arguments() -> None:
     with pytest.raises(ValueError, match="list_models"):
         HubModel(torch.nn.Linear(2, 2))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="classes"):
         HubModel(narrow("capsnet_small"), ("a",))
+
+
+def test_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    monkeypatch.delitem(sys.modules, "torchcaps.hub")
+    with pytest.raises(ImportError, match=r"torchcaps\[hub\]"):
+        importlib.import_module("torchcaps.hub")

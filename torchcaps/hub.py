@@ -9,15 +9,20 @@ import os
 from pathlib import Path
 from typing import Any
 
-import torch
-from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 
-from torchcaps._core.files import write_atomic
+from torchcaps._core.files import check_regular_file, reason_of, write_atomic
 from torchcaps._core.optional import import_optional
 from torchcaps._core.serialize import from_plain, to_plain
 from torchcaps._core.version import __version__
 from torchcaps.models import MODELS, Network, Output, create_model
+from torchcaps.training.checkpoint import Checkpoint
+from torchcaps.training.limits import build_model_on_meta, limit_batch_size, max_checkpoint_bytes
+
+try:
+    from huggingface_hub import PyTorchModelHubMixin
+except ImportError as error:
+    raise ImportError("torchcaps.hub needs huggingface_hub: pip install 'torchcaps[hub]'") from error
 
 __all__ = ["HubError", "HubModel"]
 
@@ -27,7 +32,11 @@ MAX_WEIGHT_BYTES = 2**32
 
 
 class HubError(ValueError):
-    """A directory is not a model of torchcaps, or its config and weights are invalid."""
+    """A directory is not a model of torchcaps, or its config and weights are invalid.
+
+    >>> issubclass(HubError, Exception)
+    True
+    """
 
 
 class HubModel(nn.Module, PyTorchModelHubMixin, library_name="torchcaps", tags=["capsule-network"]):
@@ -98,6 +107,19 @@ class HubModel(nn.Module, PyTorchModelHubMixin, library_name="torchcaps", tags=[
         return "\n".join(lines)
 
     @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> "HubModel":
+        """Load a model from a directory or, by its name, from the Hub.
+
+        Args:
+            pretrained_model_name_or_path: directory, or name of a repository.
+            options: as for `huggingface_hub.ModelHubMixin.from_pretrained`.
+        """
+        config = Path(pretrained_model_name_or_path) / CONFIG
+        if config.parent.is_dir():
+            _read_config(config)  # the library would read a FIFO, a file of any size, or raise errors of many types
+        return super().from_pretrained(pretrained_model_name_or_path, **options)
+
+    @classmethod
     def _from_pretrained(
         cls,
         *,
@@ -128,14 +150,11 @@ class HubModel(nn.Module, PyTorchModelHubMixin, library_name="torchcaps", tags=[
 def _read_config(path: Path) -> dict[str, Any]:
     """Return the checked content of ``config.json``."""
     try:
-        if path.stat().st_size > MAX_CONFIG_BYTES:
-            raise HubError(f"{path} has more than {MAX_CONFIG_BYTES:,} bytes")
+        check_regular_file(path, MAX_CONFIG_BYTES)
         config = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise HubError(f"{path} can't be read: {error.strerror}") from error
+        raise HubError(f"{path} can't be read: {reason_of(error)}") from error
     except (ValueError, RecursionError) as error:
-        if isinstance(error, HubError):
-            raise
         raise HubError(f"{path} is not valid JSON") from error
     kinds = {"model": str, "fields": dict, "classes": list}
     for key, kind in kinds.items():
@@ -154,26 +173,30 @@ def _build(config: dict[str, Any], path: Path, weights: Path) -> Network:
     try:
         spec = from_plain(spec_class, config["fields"])
         fields = {name: getattr(spec, name) for name in config["fields"]}
-        with torch.device("meta"):
-            n_bytes = create_model(config["model"], **fields).n_parameters * 2  # at least, in half precision
-        if not weights.is_file() or n_bytes > weights.stat().st_size:  # checked before memory is allocated
+        meta = build_model_on_meta(config["model"], **fields)
+        limit_batch_size(meta, 1)
+        if not weights.is_file() or meta.n_parameters * 2 > weights.stat().st_size:  # at least, in half precision
             raise ValueError(f"{weights.name} is missing or too small for this model")
-        return create_model(config["model"], **fields)
-    except (ValueError, TypeError, RuntimeError, KeyError, AttributeError) as error:
-        raise HubError(f"{path} has invalid fields: {str(error)[:200]}") from error
+        if weights.stat().st_size > max_checkpoint_bytes(meta):
+            raise ValueError(f"{weights.name} is larger than the weights of this model")
+        return create_model(config["model"], **fields)  # memory is allocated here
+    except (ValueError, TypeError, RuntimeError, KeyError, AttributeError, RecursionError) as error:
+        raise HubError(f"{path} has invalid fields: {' '.join(str(error).split())[:200]}") from error
 
 
 def _load_weights(model: Network, path: Path) -> None:
     """Load safetensors into a model; raise a `HubError` if names or shapes differ."""
     safetensors = import_optional("safetensors.torch", "loading weights")
     try:
-        if path.stat().st_size > MAX_WEIGHT_BYTES:
-            raise HubError(f"{path} has more than {MAX_WEIGHT_BYTES:,} bytes")
-        state = safetensors.load(path.read_bytes())
-        model.load_state_dict(state)
+        check_regular_file(path, MAX_WEIGHT_BYTES)
+        Checkpoint(_prefix(safetensors.load(path.read_bytes())), {}).load_weights(model)
     except OSError as error:
-        raise HubError(f"{path} can't be read: {error.strerror}") from error
-    except HubError:
-        raise
+        raise HubError(f"{path} can't be read: {reason_of(error)}") from error
     except Exception as error:  # safetensors and torch raise several types
-        raise HubError(f"{path} does not contain the weights of the model: {str(error)[:200]}") from error
+        reason = " ".join(str(error).split())[:200]
+        raise HubError(f"{path} does not contain the weights of the model: {reason}") from error
+
+
+def _prefix(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return weights with the names that they have in a checkpoint."""
+    return {f"model.{name}": tensor for name, tensor in tensors.items()}

@@ -1,7 +1,8 @@
 """Models of smoke-test size by name, and batches that fit them."""
 
+import dataclasses
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 import pytest
@@ -9,14 +10,15 @@ import torch
 from torch import Tensor
 
 import torchcaps
-from tests.sampling import covering_sample
+from tests.sampling import all_cases, covering_sample
 from torchcaps.models import CapsuleSpec, Network
 from torchcaps.models.registry import MODELS
 from torchcaps.routing import SelfRouting
 
 EVERY = pytest.mark.parametrize("name", torchcaps.list_models())
-REGISTERED = torchcaps.list_models()  # before a test names a model of its own by import path, which registers it
-CAPSULE_MODELS = [name for name in REGISTERED if isinstance(MODELS.get(name).spec, CapsuleSpec)]
+CAPSULE_MODELS = [name for name in torchcaps.list_models() if isinstance(MODELS.get(name).spec, CapsuleSpec)]
+
+EXPENSIVE = ("ribeiro2020_smallnorb", "tsai2020_equilibrium_cifar10")  # five times the time of the others
 
 
 def narrow(name: str, **changes: Any) -> Network:
@@ -37,8 +39,16 @@ def structure(model: Network) -> tuple[object, ...]:
 
 
 def sample_models(names: Iterable[str], n: int) -> list[str]:
-    """Return a seeded sample of models with every spec class, routing and decoding, or all with `--all-cases`."""
-    return covering_sample(names, n, [_spec_class, _routing, decoding])
+    """Return a seeded sample of models with every spec class, routing and decoding, or all with `--all-cases`.
+
+    The sample lacks the models of `EXPENSIVE`, whose routings the tests of layers cover.
+    """
+    return covering_sample(without_expensive(names), n, KEYS)
+
+
+def without_expensive(names: Iterable[str]) -> list[str]:
+    """Return all names with `--all-cases`, otherwise those that are not in `EXPENSIVE`."""
+    return [name for name in names if all_cases() or name not in EXPENSIVE]
 
 
 def paper(name: str) -> str:
@@ -59,6 +69,9 @@ def decoding(name: str) -> tuple[object, object]:
     spec = MODELS.get(name).spec
     return getattr(spec, "reconstruction", False), getattr(spec, "n_objects", 1)
 
+
+KEYS = [_spec_class, _routing, decoding]
+GRAPH_KEYS: list[Callable[[str], Hashable]] = [decoding]  # of the models that are compiled and exported
 
 # one model for each graph
 STRUCTURES = list({structure(narrow(name)): name for name in reversed(torchcaps.list_models())}.values())
@@ -93,6 +106,14 @@ def batch(model: Network, n_images: int = 8) -> tuple[Tensor, Tensor, Tensor]:
         return images, first, images
     labels = torch.stack([first, (first + 1 + first // 3) % classes], dim=1)
     return images, labels, torch.stack([images, images.flip(-1)], dim=1)
+
+
+def narrow_graph(name: str) -> Network:
+    """Build a model of smoke-test size with a small graph: at most 3 steps of a solver, which a graph contains all."""
+    if not is_approximate(name):
+        return narrow(name)
+    routing = MODELS.get(name).spec.routing
+    return narrow(name, routing=dataclasses.replace(routing, max_steps=3))
 
 
 def is_approximate(name: str) -> bool:

@@ -7,7 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.models.narrow import EVERY, REGISTERED, batch, narrow
+import torchcaps
+from tests.models.narrow import EVERY, batch, narrow
 from tests.tolerances import EXACT, SAME, assert_all_equal, assert_finite, relative_rms
 from torchcaps import create_model
 from torchcaps.models import LossConfig, OptimizerConfig, Recipe
@@ -199,6 +200,6 @@ def test_recipes_are_changed_by_replace() -> None:
 
 
 def test_official_presets_are_documented() -> None:
-    for entry in map(MODELS.get, REGISTERED):
+    for entry in map(MODELS.get, torchcaps.list_models()):
         if "official" in entry.spec.presets:
             assert "Official:" in (type(entry.spec).__doc__ or ""), entry.name

@@ -8,10 +8,14 @@ import torch
 from tests.models.narrow import narrow
 from tests.tolerances import assert_equal
 from torchcaps import create_model
+from torchcaps.data import create_dataset, create_pipeline
 from torchcaps.models import list_pretrained, model_card, pretrained
 from torchcaps.models.registry import MODELS
+from torchcaps.training import RunSpec, TrainedRun
+from torchcaps.training.setup import limit_images
 
 NAME = "mazzia2021_mnist"
+CLASSES = tuple("0123456789")
 SMOKE = MODELS.get(NAME).spec.smoke_changes()
 
 
@@ -56,3 +60,16 @@ def test_weights_of_the_package(name: str) -> None:
     model = create_model(name, pretrained=True)
     assert all(bool(torch.isfinite(tensor).all()) for tensor in model.state_dict().values())
     assert "test accuracy" in model_card(name)
+
+
+def test_the_package_classifies_digits_that_its_network_has_not_seen() -> None:
+    """Accuracy on the embedded test digits, which are excluded from its training, and their reconstructions."""
+    model = create_model(NAME, pretrained=True, reconstruction=True)
+    run = TrainedRun(Path(NAME), RunSpec.of(NAME), model, create_pipeline(model.recipe.augmentation), CLASSES, "ema", 0)
+    batches = list(run.loader(limit_images(create_dataset("digits", "test"), 100)).epoch(0))
+    images, labels = torch.cat([batch.images for batch in batches]), torch.cat([batch.labels for batch in batches])
+    with torch.no_grad():
+        output = model(images, labels)
+    assert model.is_correct(output, labels).sum() >= 98
+    assert output.reconstruction is not None
+    assert torch.nn.functional.mse_loss(output.reconstruction, images) < 0.03

@@ -13,7 +13,8 @@ from torchcaps import create_model
 from torchcaps._core.labels import split_labels
 from torchcaps.models import Network, NormalizedConvCapsules
 from torchcaps.models.registry import MODELS
-from torchcaps.routing import EM, Dynamic, InvertedAttention, Quadratic, Routing
+from torchcaps.nn import DenseCapsules
+from torchcaps.routing import EM, Dynamic, HeinsenEM, InvertedAttention, Quadratic, Routing
 
 FULL_SIZE_CASES = [(name, preset) for name in CAPSULE_MODELS for preset in MODELS.get(name).spec.presets]
 
@@ -50,9 +51,18 @@ def check_gradients(model: Network) -> None:
     assert zero - idle == set()
 
 
+def leave_zero_scores(model: Network) -> None:
+    """Set costs that start at 0 to other values: with `HeinsenEM` only they have gradients as long as scores are 0."""
+    for module in model.modules():
+        if isinstance(module, DenseCapsules) and isinstance(module.routing, HeinsenEM):
+            for parameter in module.coefficients.parameters():
+                nn.init.normal_(parameter, std=0.1)
+
+
 @EVERY
 def test_loss_decreases_and_every_parameter_has_a_gradient(name: str) -> None:
     model = narrow(name).double()
+    leave_zero_scores(model)
     images, labels, targets = batch(model, 4)
     images, targets = images.double(), targets.double()
     loss = model.loss()
@@ -74,8 +84,13 @@ def test_loss_decreases_and_every_parameter_has_a_gradient(name: str) -> None:
 def test_models_overfit_eight_images(name: str) -> None:
     model = narrow(name)
     images, labels, targets = batch(model, 8)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d) and module.momentum:
+            module.momentum = max(
+                module.momentum, 0.1
+            )  # with 0.01 the averages lag hundreds of steps behind the weights
     loss, optimizer = model.loss(), torch.optim.Adam(model.parameters(), 3e-3)
-    for step in range(200):  # moving averages of a batch normalisation with momentum 0.01 take 150
+    for step in range(200):
         optimizer.zero_grad()
         loss(model(images, labels), labels, targets).backward()
         optimizer.step()
@@ -100,7 +115,7 @@ def test_initial_class_capsules_are_not_saturated(name: str, preset: str) -> Non
         assert 0.02 < float(output.capsules.length().mean()) < 0.5, preset
     if head == "linear":
         assert 0.05 < float(scores.std()) < 3, preset
-    elif head == "activation":
+    elif head == "activation" and model.recipe.loss.name != "cross_entropy":  # in 0..1, not logits
         assert 0.05 < float(scores.mean()) < 0.99, preset
     elif head == "normalized":  # exp_squash and tanh have a slope of 1 at 0
         assert 0.001 < float(scores.mean()) < 0.5, preset

@@ -27,6 +27,9 @@ class FlatCNN(ModelSpec):
 
     Three 5x5 convolutions of 256, 256 and 128 channels with ReLU; fully-connected layers of 328 and 192 units, dropout,
     and the class layer. Parameters: 35,445,522 with SAME padding (printed 35.4M); without padding 13,277,970.
+
+    >>> FlatCNN(classes=3).recipe().loss.name
+    'cross_entropy'
     """
 
     presets = ("paper",)
@@ -68,6 +71,9 @@ class ChenFlatCNN(FlatCNN):
 
     Official: the released network has no padding. Not followed: it has no class layer and applies the softmax to the
     192 units (13,276,040 parameters).
+
+    >>> ChenFlatCNN(classes=3).recipe().loss.name
+    'cross_entropy'
     """
 
     presets = ("paper", "official")
@@ -97,6 +103,9 @@ class PooledCNN(ModelSpec):
 
     Official: the released network has a 5x5 kernel in its first layer: 24,535,306 parameters. Not followed: its loss
     halves the labels.
+
+    >>> PooledCNN(classes=3).recipe().loss.name
+    'binary'
     """
 
     smoke_fields: ClassVar[dict[str, Any]] = {"width": 8, "features": 32}
@@ -144,6 +153,9 @@ class TsaiCNN(ModelSpec):
     parameters.
 
     Official: the same network; its code was not released.
+
+    >>> TsaiCNN(classes=3).recipe().loss.name
+    'cross_entropy'
     """
 
     smoke_fields: ClassVar[dict[str, Any]] = {"width": 16}
@@ -180,6 +192,9 @@ class ResNet18(ModelSpec):
         width: channels of the first stage; each further stage doubles them.
 
     Official: the same network.
+
+    >>> ResNet18(classes=3).recipe().loss.name
+    'cross_entropy'
     """
 
     smoke_fields: ClassVar[dict[str, Any]] = {"width": 4}
@@ -216,6 +231,9 @@ class TsaiDiverseCNN(ModelSpec):
         pool: average the features over the grid instead of connecting the complete grid.
 
     Official: the same network; its code was not released.
+
+    >>> TsaiDiverseCNN(classes=3).recipe().loss.name
+    'binary'
     """
 
     smoke_fields: ClassVar[dict[str, Any]] = {"width": 16, "features": 32}
@@ -256,6 +274,9 @@ class ChenCNN(ModelSpec):
     with ReLU and dropout; the class layer. Parameters: 9,737,226. The paper prints 9.6M, which no reading gives.
 
     Official: the same network.
+
+    >>> ChenCNN(classes=3).recipe().loss.name
+    'cross_entropy'
     """
 
     smoke_fields: ClassVar[dict[str, Any]] = {"width": 8, "channels": 16, "features": 32}
@@ -293,6 +314,9 @@ class LeNet(ModelSpec):
 
     Two 5x5 convolutions of 20 and 50 channels, each with 2x2 max pooling and without padding and ReLU; a
     fully-connected layer of 500 units with ReLU; the class layer. Parameters: 431,080.
+
+    >>> LeNet(classes=3).recipe().loss.name
+    'cross_entropy'
     """
 
     presets = ("paper",)

@@ -81,6 +81,12 @@ class Byerly2021(ModelSpec):
 
     Deviation: the authors select ensembles on the test set, which is not copied. Their decoder receives no loss in the
     published runs and is left out.
+
+    >>> import torch
+    >>> with torch.device("meta"):  # shapes without memory
+    ...     network = Byerly2021().build()
+    >>> sum(parameter.numel() for parameter in network.parameters())
+    1513686
     """
 
     minimums: ClassVar[dict[str, int]] = {"classes": 2}

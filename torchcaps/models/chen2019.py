@@ -71,6 +71,12 @@ class Chen2019(CapsuleSpec):
     and 32 types of 4x4: 5,088,256 parameters without the decoder, which does not round to 5.5M. Not followed: its
     mask, which always keeps capsule 9; the diagonal Jacobian of its squash; a reshape that combines neighbouring pixels
     into capsules.
+
+    >>> import torch
+    >>> with torch.device("meta"):  # shapes without memory
+    ...     network = Chen2019().build()
+    >>> sum(parameter.numel() for parameter in network.parameters())
+    8227088
     """
 
     smoke_fields: ClassVar[dict[str, Any]] = {"width": 16, "types": 4, "hidden": (32,)}
@@ -137,6 +143,12 @@ class Chen2019Multi(CapsuleSpec):
     Every capsule layer is followed by squash and then ReLU; in the networks with one capsule layer ReLU comes first.
 
     Official: a margin of 0.6.
+
+    >>> import torch
+    >>> with torch.device("meta"):  # shapes without memory
+    ...     network = Chen2019Multi().build()
+    >>> sum(parameter.numel() for parameter in network.parameters())
+    750816
     """
 
     smoke_fields: ClassVar[dict[str, Any]] = {"width": 16, "types": 4}
@@ -185,6 +197,12 @@ class Chen2019Dynamic(CapsuleSpec):
     Official: 4 iterations, SGD with lr 0.01, the margins of the other networks, Caffe's Xavier initialisation, and
     primary capsules without squash: a weaker baseline than the text describes. The momentum of 0.9 and the learning
     rate schedule are those of the other networks.
+
+    >>> import torch
+    >>> with torch.device("meta"):  # shapes without memory
+    ...     network = Chen2019Dynamic().build()
+    >>> sum(parameter.numel() for parameter in network.parameters())
+    8215568
     """
 
     smoke_fields: ClassVar[dict[str, Any]] = {"width": 16, "types": 4, "hidden": (32,)}

@@ -49,6 +49,12 @@ class Choi2019(CapsuleSpec):
 
     Deviation: the padding is TensorFlow's ``SAME``, as in the code; symmetric padding would shift the output of a
     stride-2 convolution by one pixel.
+
+    >>> import torch
+    >>> with torch.device("meta"):  # shapes without memory
+    ...     network = Choi2019().build()
+    >>> sum(parameter.numel() for parameter in network.parameters())
+    5312528
     """
 
     smoke_fields: ClassVar[dict[str, Any]] = {"width": 8, "types": 4, "primary_dim": 8, "dim": 8, "hidden": (32,)}

@@ -53,6 +53,12 @@ class Hahn2019(CapsuleSpec):
         types, dim: capsule types and pose size of the primary capsules.
 
     Official: both presets follow the authors' code and are equal.
+
+    >>> import torch
+    >>> with torch.device("meta"):  # shapes without memory
+    ...     network = Hahn2019().build()
+    >>> sum(parameter.numel() for parameter in network.parameters())
+    931664
     """
 
     smoke_fields: ClassVar[dict[str, Any]] = SMOKE | {"types": 4, "dim": 4, "hidden": (32,)}
@@ -92,6 +98,12 @@ class HahnPool(ModelSpec):
     """Baseline of Hahn 2019: ResNet-20 with average pooling and a linear layer. Parameters: 269,722.
 
     Official: the same network.
+
+    >>> import torch
+    >>> with torch.device("meta"):  # shapes without memory
+    ...     network = HahnPool().build()
+    >>> sum(parameter.numel() for parameter in network.parameters())
+    269722
     """
 
     smoke_fields: ClassVar[dict[str, Any]] = SMOKE

@@ -35,6 +35,12 @@ class Output(NamedTuple):
             without a decoder.
         trace: one `torchcaps.routing.Trace` per capsule layer with its coupling coefficients at every iteration, if
             ``trace=True`` was passed to the model; otherwise ``None``.
+
+    >>> import torch, torchcaps
+    >>> model = torchcaps.create_model("capsnet_small", width=4, types=2, hidden=(8,))
+    >>> output = model(torch.rand(2, 1, 28, 28))
+    >>> output.scores.shape, output.capsules.pose.shape, output.trace
+    (torch.Size([2, 10]), torch.Size([2, 10, 16]), None)
     """
 
     scores: Tensor

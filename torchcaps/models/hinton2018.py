@@ -61,6 +61,12 @@ class Hinton2018(CapsuleSpec):
     Deviation: the paper does not specify the number of iterations; 2 is the best one in Tsai 2020. To save memory,
     parents compete within one receptive field, as in most code, instead of all parents of a child
     (``routing=EM(2, competition="global")``).
+
+    >>> import torch
+    >>> with torch.device("meta"):  # shapes without memory
+    ...     network = Hinton2018().build()
+    >>> sum(parameter.numel() for parameter in network.parameters())
+    316394
     """
 
     presets = ("paper",)

@@ -54,6 +54,12 @@ class Mazzia2021(CapsuleSpec):
     Deviation: the authors' code keeps the checkpoint with the best accuracy on the test set; here the weights after the
     last step are used. Their decoder for smallNORB is convolutional and reconstructs standardised images with a
     sigmoid; here it is that of the other networks, and its targets are in 0..1.
+
+    >>> import torch
+    >>> with torch.device("meta"):  # shapes without memory
+    ...     network = Mazzia2021().build()
+    >>> sum(parameter.numel() for parameter in network.parameters())
+    161824
     """
 
     minimums: ClassVar[dict[str, int]] = {**CapsuleSpec.minimums, "trim": 0}

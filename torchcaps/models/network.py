@@ -35,6 +35,11 @@ class Network(nn.Module, ABC):
     Attributes:
         channels_last: whether images are converted to channels-last memory format (not on CUDA), which makes
             convolutions on a CPU up to a third faster.
+
+    >>> import torch, torchcaps
+    >>> model = torchcaps.create_model("capsnet_small", width=4, types=2, hidden=(8,))
+    >>> isinstance(model, Network), model.predict(model(torch.rand(2, 1, 28, 28))).shape
+    (True, torch.Size([2]))
     """
 
     channels_last = True
@@ -219,6 +224,12 @@ class CapsuleNetwork(Network):
         schedule: order of the routing iterations, see `torchcaps.nn.CapsuleStack`.
         decoder: widths of the hidden layers of the decoder; ``None``: no decoder.
         n_objects: number of objects per image, each decoded separately; ``None``: any number, without decoder.
+
+    >>> import torch, torchcaps
+    >>> model = torchcaps.create_model("capsnet_small", width=4, types=2, hidden=(8,))
+    >>> output = model(torch.rand(2, 1, 28, 28))
+    >>> isinstance(model, CapsuleNetwork), output.capsules.pose.shape, output.reconstruction.shape
+    (True, torch.Size([2, 10, 16]), torch.Size([2, 1, 28, 28]))
     """
 
     def __init__(
@@ -284,7 +295,13 @@ class CapsuleNetwork(Network):
 
 
 class ConvNetwork(Network):
-    """Convolutional network from images to logits: the papers' baselines."""
+    """Convolutional network from images to logits: the papers' baselines.
+
+    >>> import torch, torchcaps
+    >>> model = torchcaps.create_model("chen2019_lenet")
+    >>> isinstance(model, ConvNetwork), model(torch.rand(2, 1, 28, 28)).scores.shape
+    (True, torch.Size([2, 10]))
+    """
 
     def forward(self, images: Tensor, labels: Tensor | None = None, trace: bool = False) -> Output:
         """Compute logits. Labels are validated only; the trace is empty."""

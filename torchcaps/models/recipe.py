@@ -1,9 +1,10 @@
 """Training settings of a model: loss, optimiser, learning-rate schedule and data."""
 
+import dataclasses
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,8 @@ from torchcaps.models.heads import Output
 from torchcaps.models.schedules import Constant, LRSchedule
 
 __all__ = ["LossConfig", "Objective", "OptimizerConfig", "Recipe"]
+
+ADAMW_WEIGHT_DECAY = 0.01  # torch's default
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,12 @@ class LossConfig:
         reconstruction_reduction: combination of the pixels in `torchcaps.losses.ReconstructionLoss`: ``"sum"``,
             ``"mean"`` or ``"half"``.
         reconstruction_weight: factor of the reconstruction loss, if the model has a decoder.
+
+    >>> import torch
+    >>> from torchcaps.models import Output
+    >>> loss = LossConfig("cross_entropy").make()
+    >>> loss(Output(torch.zeros(2, 4)), torch.tensor([0, 3]))  # log 4
+    tensor(1.3863)
     """
 
     name: Literal["margin", "spread", "cross_entropy", "binary"] = "margin"
@@ -127,16 +136,21 @@ class OptimizerConfig:
     """Optimiser with its hyperparameters.
 
     Args:
-        name: ``"adam"``, ``"adamw"``, ``"sgd"`` or ``"rmsprop"``.
+        name: ``"adam"``, ``"adamw"``, ``"radam"``, ``"sgd"`` or ``"rmsprop"``.
         lr: initial learning rate; with `OneCycle` and `Cosine` the highest one.
-        momentum: momentum of SGD; for RMSprop the smoothing constant ``alpha`` (Keras' ``rho``). Adam and AdamW ignore
-            it.
+        momentum: momentum of SGD; for RMSprop the smoothing constant ``alpha`` (Keras' ``rho``). Adam, AdamW and
+            RAdam ignore it.
         weight_decay: L2 penalty as in `torch.optim`; with AdamW the decoupled weight decay, which is usually 0.01.
-        eps: term added to the denominator in Adam, AdamW and RMSprop.
-        beta2: smoothing constant of the squared gradients in Adam and AdamW; the others ignore it.
+        eps: term added to the denominator in Adam, AdamW, RAdam and RMSprop.
+        beta2: smoothing constant of the squared gradients in Adam, AdamW and RAdam; the others ignore it.
+
+    >>> import torch
+    >>> optimizer = OptimizerConfig("sgd", lr=0.1, momentum=0.9).make([torch.nn.Parameter(torch.zeros(2))])
+    >>> type(optimizer).__name__
+    'SGD'
     """
 
-    name: Literal["adam", "adamw", "sgd", "rmsprop"] = "adam"
+    name: Literal["adam", "adamw", "radam", "sgd", "rmsprop"] = "adam"
     lr: float = 1e-3
     momentum: float = 0.9
     weight_decay: float = 0.0
@@ -151,10 +165,20 @@ class OptimizerConfig:
         if not 0 <= self.beta2 < 1:
             raise FieldError(self, "beta2", f"must be at least 0 and below 1, got {self.beta2}")
 
+    def replace(self, **fields: Any) -> "OptimizerConfig":
+        """Return the settings with some fields changed; a change to AdamW also sets its usual weight decay.
+
+        >>> OptimizerConfig().replace(name="adamw").weight_decay
+        0.01
+        """
+        if fields.get("name") == "adamw" and self.name != "adamw":
+            fields = {"weight_decay": ADAMW_WEIGHT_DECAY, **fields}
+        return dataclasses.replace(self, **fields)
+
     @property
     def n_states(self) -> int:
         """Number of values the optimiser stores per parameter."""
-        if self.name in ("adam", "adamw"):
+        if self.name in ("adam", "adamw", "radam"):
             return 2
         return 1 if self.name == "rmsprop" or self.momentum else 0
 
@@ -166,6 +190,9 @@ class OptimizerConfig:
         if self.name == "adamw":
             betas = (0.9, self.beta2)
             return torch.optim.AdamW(parameters, self.lr, betas, eps=self.eps, weight_decay=self.weight_decay)
+        if self.name == "radam":
+            betas = (0.9, self.beta2)
+            return torch.optim.RAdam(parameters, self.lr, betas, eps=self.eps, weight_decay=self.weight_decay)
         if self.name == "sgd":
             return torch.optim.SGD(parameters, self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
         return torch.optim.RMSprop(
@@ -202,6 +229,11 @@ class Recipe:
         class_weights: weight of each image in the training loss: ``"none"``, or ``"balanced"``, inversely proportional
             to the number of training images of its class, so that all classes count equally.
         note: settings the paper does not specify, and the values chosen for them.
+
+    >>> import torchcaps
+    >>> recipe = torchcaps.create_model("sabour2017_mnist").recipe
+    >>> recipe.optimizer.name, recipe.batch_size, recipe.augmentation
+    ('adam', 128, 'sabour2017.mnist')
     """
 
     loss: LossConfig = LossConfig()

@@ -78,6 +78,13 @@ def register_model(
     """Register a model; see `ModelEntry` for the arguments. ``recipe_changes`` are fields of `Recipe`.
 
     A module of ``torchcaps/models`` that calls this is found by itself: adding the file is enough.
+
+    >>> from torchcaps.models import MODELS, Sabour2017, create_model
+    >>> with MODELS.restored():  # only for this example
+    ...     register_model("my_capsnet", Sabour2017(width=8, types=2))
+    ...     network = create_model("my_capsnet", classes=3)
+    >>> network.name, network.spec.classes
+    ('my_capsnet', 3)
     """
     if not isinstance(spec, ModelSpec):
         raise TypeError(f"spec must be an instance of ModelSpec such as Sabour2017(...), got {type(spec).__name__}")
@@ -86,14 +93,14 @@ def register_model(
 
 
 def find_model(name: str) -> ModelEntry:
-    """Return a registered model.
+    """Return the entry of a model.
 
     Args:
-        name: a registered name, or the import path of a `ModelSpec` of your own, ``my_module.MyNet``, which is
-            registered under that path.
+        name: a registered name, or the import path of a `ModelSpec` of your own, ``my_module.MyNet``. It is imported
+            and not registered: files of settings may name registered models without ``trust_remote_code``.
     """
     if is_import_path(name) and name not in MODELS:
-        register_model(name, import_instance(name, ModelSpec))
+        return ModelEntry(name, import_instance(name, ModelSpec))
     return MODELS.get(name)
 
 

@@ -23,6 +23,12 @@ class NormalizedConvCapsules(ConvCapsules):
 
     Poses are normalised over images, positions and pose elements, activation logits over images and positions; the
     sigmoid follows. For routings that return activation logits: ``VariationalBayes(activation="logit")``.
+
+    >>> import torch
+    >>> options = {"routing": "variational_bayes", "pose": "matrix", "grid": (5, 5)}
+    >>> layer = NormalizedConvCapsules(4, 16, 8, 16, kernel_size=3, **options)
+    >>> layer(torch.randn(2, 5, 5, 4, 16)).pose.shape
+    torch.Size([2, 3, 3, 8, 16])
     """
 
     def __init__(self, *sizes: Any, **options: Any) -> None:
@@ -71,6 +77,12 @@ class Ribeiro2020(CapsuleSpec):
     Official: the authors' code applies the cross-entropy to activations in 0..1, so that the loss of five classes can't
     fall below 0.905; ``preset="official"`` does so. Otherwise the class probabilities are the activations divided by
     their sum.
+
+    >>> import torch
+    >>> with torch.device("meta"):  # shapes without memory
+    ...     network = Ribeiro2020().build()
+    >>> sum(parameter.numel() for parameter in network.parameters())
+    68714
     """
 
     smoke_fields: ClassVar[dict[str, Any]] = {"width": 8, "primary_types": 3, "types": 4, "dim": 4}

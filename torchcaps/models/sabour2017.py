@@ -60,6 +60,12 @@ class Sabour2017(CapsuleSpec):
     primary capsules and 11,990,528 parameters. The paper mentions a decoder only for MNIST and MultiMNIST, so the
     other networks have none. The number of steps is known for MNIST and CIFAR-10 only (from the code); the other
     networks use the 300,000 steps of MNIST.
+
+    >>> import torch
+    >>> with torch.device("meta"):  # shapes without memory
+    ...     network = Sabour2017().build()
+    >>> sum(parameter.numel() for parameter in network.parameters())
+    8215568
     """
 
     smoke_fields: ClassVar[dict[str, Any]] = {"width": 16, "types": 4, "hidden": (32,)}

@@ -41,6 +41,11 @@ class ModelSpec(ABC):
         smoke_fields: field values of a smoke test: few channels and capsule types, so that a test builds and trains
             the network in a moment.
         minimums: smallest values of int fields, if not 1.
+
+    >>> import torchcaps
+    >>> spec = torchcaps.create_model("capsnet_small", classes=3).spec
+    >>> isinstance(spec, ModelSpec), spec.image, spec.classes
+    (True, (1, 28, 28), 3)
     """
 
     presets: ClassVar[tuple[str, ...]] = ("paper", "official")
@@ -148,6 +153,11 @@ class CapsuleSpec(ModelSpec):
         reconstruction: whether the network has a decoder.
         hidden: widths of the hidden layers of the decoder.
         streamed: of all capsule layers: ``False`` stores the votes, ``True`` never does, ``"auto"`` decides by size.
+
+    >>> import torchcaps
+    >>> spec = torchcaps.create_model("capsnet_small", routing="em").spec
+    >>> isinstance(spec, CapsuleSpec), type(spec.routing).__name__
+    (True, 'EM')
     """
 
     routing: Routing | str = "dynamic"

@@ -97,6 +97,12 @@ class Tsai2020(_BackboneSpec):
     Official: the same network. The code divides the agreement by ``sqrt(D)``, the paper's equation does not; both
     presets follow the code (``routing=InvertedAttention(2, scale=False)`` is the equation). Not followed: the unfold
     of the first release, which scrambles the poses of a window; the first author's fork fixed it.
+
+    >>> import torch
+    >>> with torch.device("meta"):  # shapes without memory
+    ...     network = Tsai2020().build()
+    >>> sum(parameter.numel() for parameter in network.parameters())
+    561297
     """
 
     smoke_fields: ClassVar[dict[str, Any]] = {"width": 16, "types": 4, "dim": 16, "blocks": 1}
@@ -172,6 +178,12 @@ class Tsai2020Dynamic(_BackboneSpec):
     `torchcaps.models.sabour2017.Sabour2017`.
 
     Official: the same network; its code was not released.
+
+    >>> import torch
+    >>> with torch.device("meta"):  # shapes without memory
+    ...     network = Tsai2020Dynamic().build()
+    >>> sum(parameter.numel() for parameter in network.parameters())
+    7992576
     """
 
     smoke_fields: ClassVar[dict[str, Any]] = {"width": 16, "types": 4, "blocks": 1}
@@ -222,6 +234,12 @@ class Tsai2020EM(_BackboneSpec):
     Deviation: the paper does not mention coordinates; they are added as in Hinton 2018.
 
     Official: the same network; its code was not released.
+
+    >>> import torch
+    >>> with torch.device("meta"):  # shapes without memory
+    ...     network = Tsai2020EM().build()
+    >>> sum(parameter.numel() for parameter in network.parameters())
+    453044
     """
 
     smoke_fields: ClassVar[dict[str, Any]] = {"image": (3, 20, 20), "width": 16, "types": 4, "blocks": 1}
@@ -286,6 +304,12 @@ class Tsai2020Diverse(CapsuleSpec):
     Deviation: the paper does not specify the number of iterations; 2 are used.
 
     Official: the same network; its code was not released.
+
+    >>> import torch
+    >>> with torch.device("meta"):  # shapes without memory
+    ...     network = Tsai2020Diverse().build()
+    >>> sum(parameter.numel() for parameter in network.parameters())
+    9963969
     """
 
     smoke_fields: ClassVar[dict[str, Any]] = {"width": 16, "types": 4, "dim": 16}

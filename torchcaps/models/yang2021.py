@@ -47,6 +47,12 @@ class Yang2021(CapsuleSpec):
     without dividing them: with the paper's learning rate of 0.001 one step saturates every class capsule, and training
     stops. Here they are 0.1, the initial coupling of dynamic routing with ten classes. The number of steps is published
     for MultiMNIST only; the 100,000 steps of the other networks are our choice.
+
+    >>> import torch
+    >>> with torch.device("meta"):  # shapes without memory
+    ...     network = Yang2021().build()
+    >>> sum(parameter.numel() for parameter in network.parameters())
+    8215568
     """
 
     smoke_fields: ClassVar[dict[str, Any]] = {"width": 16, "types": 4, "hidden": (32,)}
