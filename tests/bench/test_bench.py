@@ -14,7 +14,9 @@ from torchcaps.bench import CASES, Case, compare, matmul_rate, measure_case, tra
 from torchcaps.bench.cases import Work
 from torchcaps.bench.data import measure_batch
 from torchcaps.bench.growth import BATCH_SIZES, CONV, DENSE, ITERATIONS, draw_growth
+from torchcaps.bench.iterations import REFERENCE, measure_iterations
 from torchcaps.bench.naive import EinsumVotes, broadcast_votes
+from torchcaps.bench.steps import measure_steps
 from torchcaps.bench.timing import training_step
 from torchcaps.bench.training import measure_loop
 from torchcaps.models import create_model
@@ -98,6 +100,14 @@ def test_row_of_a_case() -> None:
     assert row["matmul_ratio"] == row["cpu_seconds"]["torchcaps"] / row["matmul_seconds"]
 
 
+def test_steps_of_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda function: compiled.append(function) or function)
+    (row,) = measure_steps(1, {"capsnet_small": 2})
+    assert set(row["cpu_seconds"]) == {"eager", "compiled", "bf16-mixed"}
+    assert len(compiled) == 2  # forward pass with loss, optimiser
+
+
 def test_command_prints_and_records(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     text = run_command(capsys, "bench", "small", "--repeat", "1", "--out", str(tmp_path / "speed.json"))
     assert CASES["small"].title in text
@@ -168,3 +178,13 @@ def test_loading_is_compared_with_a_step() -> None:
     row = measure_batch("digits", "sabour2017.mnist", "train", "capsnet_small", repeat=1)
     assert row["fraction"] == row["batch_seconds"] / row["step_seconds"]
     assert (row["case"], row["model"]) == ("digits, sabour2017.mnist", "capsnet_small")
+
+
+def test_time_per_iteration_is_relative_to_inverted_attention() -> None:
+    rows = {row["routing"]: row for row in measure_iterations(1, batch_size=2, sizes=(4, 3, 2, 4))}
+    assert rows[REFERENCE]["stored_ratio"] == rows[REFERENCE]["streamed_ratio"] == 1
+    for row in rows.values():
+        for storage in ("stored", "streamed"):
+            assert row[f"{storage}_seconds"] > 0
+            expected = row[f"{storage}_seconds"] / rows[REFERENCE][f"{storage}_seconds"]
+            assert row[f"{storage}_ratio"] == pytest.approx(expected)

@@ -1,4 +1,4 @@
-"""Recorded benchmarks: they reach their bounds, and the README quotes them."""
+"""Recorded benchmarks: they reach their bounds, and the documents quote them."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,14 @@ from torchcaps.explorer.benchmark import BENCH_MODELS
 from torchcaps.votes.dispatch import THRESHOLDS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-README = " ".join((ROOT / "README.md").read_text().split())
+
+
+def read_document(name: str) -> str:
+    """Return the text of a document with all white space as single spaces."""
+    return " ".join((ROOT / name).read_text().split())
+
+
+SPEED = read_document("docs/speed.md")
 
 
 def rows(name: str, kind: str) -> list[dict[str, Any]]:
@@ -34,9 +41,15 @@ def test_speed() -> None:
         assert row["speedup"] >= case.min_speedup, name
         cpu = row["cpu_seconds"]
         cells = f"{1e3 * cpu['naive']:,.1f} ms | {1e3 * cpu['torchcaps']:,.1f} ms | {row['speedup']:.1f}x"
-        assert cells in README, name
+        assert cells in SPEED, name
     assert speed["dynamic-last"]["matmul_ratio"] < 8
     assert speed["dynamic-full"]["matmul_ratio"] < 8
+
+
+def test_change_of_em() -> None:
+    for row in rows("em_kernel", "change"):
+        before, after = (f"{1e3 * row[f'{key}_seconds']:.1f} ms" for key in ("before", "after"))
+        assert f"| {before} | {after} | {row['speedup']:.2f}x |" in SPEED, row["case"]
 
 
 def test_memory() -> None:
@@ -48,7 +61,7 @@ def test_memory() -> None:
             assert row["torchcaps"]["step_bytes"] <= case.max_fraction * row["naive"]["step_bytes"]
         if case.max_process_bytes is not None:
             assert row["torchcaps"]["process_bytes"] < case.max_process_bytes
-        assert f"{row['torchcaps']['step_bytes'] / 2**20:,.0f} MiB" in README
+        assert f"{row['torchcaps']['step_bytes'] / 2**20:,.0f} MiB" in SPEED
 
 
 @pytest.mark.parametrize("layer", [0, 1])
@@ -72,7 +85,7 @@ def test_memory_estimates() -> None:
     assert [row["case"] for row in estimates] == list(ESTIMATE_CASES)
     for row in estimates:
         estimated, measured = (f"{row[key] / 2**20:,.0f} MiB" for key in ("estimated_bytes", "measured_bytes"))
-        assert f"| {estimated} | {measured} | {row['ratio']:.2f} |" in README
+        assert f"| {estimated} | {measured} | {row['ratio']:.2f} |" in SPEED
     outside = [row["case"] for row in estimates if not 0.76 < row["ratio"] < 1.25]
     assert len(outside) <= 2, outside
 
@@ -86,7 +99,7 @@ def test_memory_estimates() -> None:
     ],
 )
 def test_photographs(name: str, files: list[str]) -> None:
-    """The default model is at least as accurate as the CNN after the same CPU time; the README has both means."""
+    """The default model is at least as accurate as the CNN after the same CPU time; the document has both means."""
     images = [row for file in files for row in rows(file, "images")]
     case = IMAGE_CASES[name]
     for row in images:
@@ -97,17 +110,21 @@ def test_photographs(name: str, files: list[str]) -> None:
     means = [sum(values) / len(values) for values in accuracies.values()]
     assert [len(values) for values in accuracies.values()] == [3, 3]
     assert means[0] >= means[1]
-    assert f"{case.seconds:.0f} s | {100 * means[0]:.2f} % | {100 * means[1]:.2f} % |" in README
+    assert f"{case.seconds:.0f} s | {100 * means[0]:.2f} % | {100 * means[1]:.2f} % |" in read_document(
+        "docs/howto/own-images.md"
+    )
 
 
 def test_data_loading() -> None:
     for row in rows("data", "data"):
         cells = f"{1e3 * row['batch_seconds']:.1f} ms | {row['step_seconds']:.2f} s | {100 * row['fraction']:.2f} % |"
-        assert cells in README
+        assert cells in read_document("docs/reference/datasets.md")
         assert row["fraction"] < 0.05
     (total,) = rows("data", "data-total")
-    assert f"{total['mnist_read_seconds']:.2f} s and {total['mnist_bytes'] / 1e6:.0f} MB" in README
-    assert f"{total['multimnist_images_per_second']:,.0f}" in README
+    assert f"{total['mnist_read_seconds']:.2f} s and {total['mnist_bytes'] / 1e6:.0f} MB" in read_document(
+        "docs/reference/datasets.md"
+    )
+    assert f"{total['multimnist_images_per_second']:,.0f}" in read_document("docs/reference/datasets.md")
     assert total["mnist_read_seconds"] < 2
     assert total["mnist_bytes"] < 120e6
     assert total["multimnist_images_per_second"] > 20_000
@@ -119,12 +136,12 @@ def test_training_overhead() -> None:
     assert fractions["sabour2017_mnist"] < 0.03
     assert fractions["capsnet_small"] < 0.10
     for name, fraction in fractions.items():
-        assert f"{100 * fraction:.1f} % for `{name}`" in README
+        assert f"{100 * fraction:.1f} % for `{name}`" in read_document("docs/howto/train.md")
     seconds = {row["command"]: row["seconds"] for row in rows("training", "startup")}
     assert seconds["torchcaps --help"] < 0.5
     assert seconds["torchcaps train --help"] < 2
     for command, shortest in seconds.items():
-        assert f"`{command}` answers in {shortest:.2f} s" in README
+        assert f"`{command}` answers in {shortest:.2f} s" in read_document("docs/howto/train.md")
     processes = rows("training", "processes")
     assert {(row["processes"], row["threads"]) for row in processes} == {(1, 1), (1, 2), (2, 1)}
     for row in processes:
@@ -153,4 +170,4 @@ def test_explorer() -> None:
     assert set(measured) == set(BENCH_MODELS)
     assert measured["capsnet_small"]["reply_seconds"] < 0.03
     for row in measured.values():
-        assert f"{1e3 * row['trace_seconds']:.1f} ms" in README
+        assert f"{1e3 * row['trace_seconds']:.1f} ms" in read_document("docs/explorer.md")

@@ -1,5 +1,6 @@
 """Benchmark cases: layers and models of the papers, with the speedups that they must reach."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -13,7 +14,7 @@ from torchcaps.nn.layers import CapsuleLayer
 from torchcaps.profiling import summarize
 from torchcaps.routing import EM, Dynamic, InvertedAttention, Routing
 
-__all__ = ["CASES", "Case", "Work"]
+__all__ = ["CASES", "LAYER_CASES", "Case", "LayerCase", "Work"]
 
 
 @dataclass
@@ -42,6 +43,12 @@ class Case:
         max_matmul_ratio: largest accepted ratio to the time of its multiply-adds in a large matrix product, if any.
         max_difference: largest accepted relative RMS difference between the two; larger for models with ReLUs, which
             may switch by rounding.
+
+    >>> import torch
+    >>> left, right = torch.rand(8, 8), torch.rand(8, 8)
+    >>> case = Case("matrix product", lambda naive: Work(lambda: [left @ right], multiply_adds=8**3))
+    >>> case.title, case.make(True).multiply_adds
+    ('matrix product', 512)
     """
 
     title: str
@@ -52,14 +59,20 @@ class Case:
     max_difference: float = 1e-5
 
 
+def _random(shape: tuple[int, ...], seed: int, distribution: Callable[..., Tensor] = torch.randn) -> Tensor:
+    """Return random numbers on the default device, the same for each device."""
+    values = distribution(shape, generator=torch.Generator("cpu").manual_seed(seed), device="cpu")
+    return values.to(torch.get_default_device())
+
+
 def _layer_work(layer: CapsuleLayer, shape: tuple[int, ...], naive: bool) -> Work:
     """Return forward and backward of a layer, with the gradients of children and weights."""
-    children = torch.randn(shape, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    children = _random(shape, 1).requires_grad_()
     if naive:
         use_naive_votes(layer)
     with torch.no_grad():
         size = layer(children).pose.shape
-    direction = torch.randn(size, generator=torch.Generator().manual_seed(2))
+    direction = _random(tuple(size), 2)
     inputs = [children, *layer.parameters()]
 
     def run() -> list[Tensor]:
@@ -82,23 +95,44 @@ def _layer_multiply_adds(layer: CapsuleLayer, shape: tuple[int, ...]) -> int:
     return 3 * votes * (geometry.columns + passes)
 
 
-def _dense(routing: Routing) -> Callable[[bool], Work]:
-    """Return a function that makes the forward and backward pass of the dense layer of Sabour 2017, batch 128."""
+@dataclass(frozen=True)
+class LayerCase:
+    """A layer of the benchmark.
+
+    Args:
+        make: builds the layer, on the default device.
+        shape: shape of the children's poses.
+    """
+
+    make: Callable[[], CapsuleLayer] = field(repr=False)
+    shape: tuple[int, ...]
+
+
+def _dense(routing: Routing) -> LayerCase:
+    """Return the dense layer of Sabour 2017, batch 128."""
+    return LayerCase(lambda: DenseCapsules(1152, 8, 10, 16, routing=routing), (128, 1152, 8))
+
+
+def _conv(routing: Routing) -> LayerCase:
+    """Return a convolutional layer of Tsai 2020, batch 8."""
+    make = functools.partial(ConvCapsules, 32, 16, 32, 16, 3, 2, routing=routing, pose="matrix")
+    return LayerCase(make, (8, 16, 16, 32, 16))
+
+
+LAYER_CASES = {
+    "dynamic-last": _dense(Dynamic(3, gradient="last")),
+    "dynamic-full": _dense(Dynamic(3)),
+    "inverted-conv": _conv(InvertedAttention(2)),
+    "em-conv": _conv(EM(2)),
+}
+
+
+def _layer(name: str) -> Callable[[bool], Work]:
+    """Return a function that makes the forward and backward pass of a layer."""
 
     def make(naive: bool) -> Work:
         torch.manual_seed(0)
-        return _layer_work(DenseCapsules(1152, 8, 10, 16, routing=routing), (128, 1152, 8), naive)
-
-    return make
-
-
-def _conv(routing: Routing) -> Callable[[bool], Work]:
-    """Return a function that makes the forward and backward pass of a convolutional layer of Tsai 2020, batch 8."""
-
-    def make(naive: bool) -> Work:
-        torch.manual_seed(0)
-        layer = ConvCapsules(32, 16, 32, 16, 3, 2, routing=routing, pose="matrix")
-        return _layer_work(layer, (8, 16, 16, 32, 16), naive)
+        return _layer_work(LAYER_CASES[name].make(), LAYER_CASES[name].shape, naive)
 
     return make
 
@@ -119,7 +153,7 @@ def model_work(name: str, batch: int, train: bool) -> Callable[[bool], Work]:
         model = create_model(name).train(train)
         if naive:
             use_naive_votes(model)
-        images = torch.rand(batch, *model.spec.image, generator=torch.Generator().manual_seed(1))
+        images = _random((batch, *model.spec.image), 1, torch.rand)
         multiply_adds = batch * summarize(model).multiply_adds
         if not train:
 
@@ -155,18 +189,16 @@ def model_work(name: str, batch: int, train: bool) -> Callable[[bool], Work]:
 
 
 CASES = {
-    "dynamic-last": Case(
-        "Dynamic(3, gradient='last'), 1152x8 to 10x16, batch 128", _dense(Dynamic(3, gradient="last")), 12, 20, 8
-    ),
-    "dynamic-full": Case("Dynamic(3), 1152x8 to 10x16, batch 128", _dense(Dynamic(3)), 8, 15, 8),
+    "dynamic-last": Case("Dynamic(3, gradient='last'), 1152x8 to 10x16, batch 128", _layer("dynamic-last"), 12, 20, 8),
+    "dynamic-full": Case("Dynamic(3), 1152x8 to 10x16, batch 128", _layer("dynamic-full"), 8, 15, 8),
     "inverted-conv": Case(
         "InvertedAttention(2), 3x3 s2, 32 to 32 types of 4x4, 16x16 grid, batch 8",
-        _conv(InvertedAttention(2)),
+        _layer("inverted-conv"),
         10,
         20,
         4,
     ),
-    "em-conv": Case("EM(2), same geometry as inverted-conv", _conv(EM(2)), 3, 8, 4, max_difference=1e-4),
+    "em-conv": Case("EM(2), same geometry as inverted-conv", _layer("em-conv"), 3, 8, 4, max_difference=1e-4),
     "sabour-step": Case(
         "sabour2017_mnist, training step, batch 64",
         model_work("sabour2017_mnist", 64, True),

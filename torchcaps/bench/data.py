@@ -4,6 +4,7 @@ Requires the files of MNIST and CIFAR-10 (``torchcaps data get mnist``, ``torchc
 that contains them in ``TORCHCAPS_DATA``). Everything runs on one thread; the best of several interleaved passes counts.
 """
 
+import os
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 
+from torchcaps._core.machine import search_path_variables
 from torchcaps.bench.timing import num_threads
 from torchcaps.data import Batch, Loader, create_dataset
 from torchcaps.models import create_model
@@ -105,7 +107,9 @@ print(peak_resident_bytes() - before)
 
 def _mnist_bytes() -> int:
     """Return the increase in peak memory of a process that reads MNIST and iterates over it once."""
-    run = subprocess.run([sys.executable, "-c", MEMORY_SCRIPT], capture_output=True, text=True, check=True)
+    environment = {**os.environ, **search_path_variables()}
+    command = [sys.executable, "-c", MEMORY_SCRIPT]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     return int(run.stdout)
 
 

@@ -46,7 +46,16 @@ def matmul_rate(repeat: int = 5) -> float:
 
 
 def compare(case: Case) -> tuple[dict[str, Work], float]:
-    """Prepare a case; return both implementations and the largest relative RMS difference of results and gradients."""
+    """Prepare a case; return both implementations and the largest relative RMS difference of results and gradients.
+
+    >>> import torch
+    >>> from torchcaps.bench.cases import Case, Work
+    >>> left, right = torch.rand(8, 8), torch.rand(8, 8)
+    >>> case = Case("matrix product", lambda naive: Work(lambda: [left @ right], multiply_adds=8**3))
+    >>> works, difference = compare(case)
+    >>> sorted(works), difference
+    (['naive', 'torchcaps'], 0.0)
+    """
     works = {"torchcaps": case.make(False), "naive": case.make(True)}
     ours, naive = ((work.compared or work.run)() for work in works.values())
     return works, relative_difference(ours, naive)

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
 
+from torchcaps._core.machine import search_path_variables
 from torchcaps.bench.timing import num_threads
 from torchcaps.training import RunSpec
 from torchcaps.training.distributed import Engine
@@ -58,14 +59,17 @@ class PhaseTimer:
         ]
 
     def _begin(self, *_: Any) -> None:
+        """Start the clock, as a hook before a part of the step."""
         self._start = time.process_time()
 
     def _end(self, *_: Any) -> None:
+        """Add the CPU time since `_begin`, as a hook after a part of the step."""
         self.seconds += time.process_time() - self._start
 
     def _end_loss(self, module: nn.Module, inputs: tuple[Any, ...], value: Tensor) -> None:
+        """Stop the clock after the loss; its gradient hook starts it for the backward pass."""
         self._end()
-        value.register_hook(self._begin)  # the first gradient of the backward pass
+        value.register_hook(self._begin)
 
     def close(self) -> None:
         """Remove the hooks."""
@@ -124,7 +128,7 @@ def _run_seconds(name: str, steps: int, processes: int, threads: int) -> float:
         flags |= {"num-threads": threads, "devices": processes, "out": f"{parent}/run"}
         command = [sys.executable, "-m", "torchcaps", "train", name]
         command += [word for flag, value in flags.items() for word in (f"--{flag}", str(value))]
-        environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+        environment = {**os.environ, **search_path_variables(), "OMP_NUM_THREADS": str(threads)}
         subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
         return float(json.loads((Path(parent) / "run/results.json").read_text())["seconds"])
 

@@ -18,6 +18,7 @@ from torchcaps.bench.cases import CASES
 from torchcaps.bench.data import measure_data
 from torchcaps.bench.growth import draw_growth, measure_growth
 from torchcaps.bench.images import IMAGE_CASES, measure_images
+from torchcaps.bench.iterations import REFERENCE, measure_iterations
 from torchcaps.bench.memory import (
     ESTIMATE_CASES,
     MEMORY_CASES,
@@ -25,9 +26,11 @@ from torchcaps.bench.memory import (
     compare_with_naive,
     parse_estimate_case,
 )
+from torchcaps.bench.steps import measure_steps
 from torchcaps.bench.thresholds import SWEEPS, measure_threshold
 from torchcaps.bench.timing import matmul_rate, measure_case
 from torchcaps.bench.training import measure_training
+from torchcaps.cli.bench_routings import ROUTINGS, bench_routings_command
 from torchcaps.cli.console import print_table, start_table
 from torchcaps.cli.parser import Parser
 
@@ -36,16 +39,19 @@ __all__ = ["bench_command"]
 Row = dict[str, Any]
 
 DEFAULT_PARTS = (*CASES, "memory", "growth")
-OTHER_PARTS = ("estimates", "data", "training", "explorer", "thresholds", *IMAGE_CASES)
+OTHER_PARTS = ("iterations", "steps", "estimates", "data", "training", "explorer", "thresholds", *IMAGE_CASES)
 DESCRIPTION = (
     "Measure speed and memory. Layers and models of the papers are compared with a naive PyTorch baseline (values and "
     "gradients first) and with the time of their multiply-adds in a large matrix product: CPU time on one thread, wall "
     "time with two threads, the shortest of interleaved repetitions. 'memory': peak memory of training. 'growth': time "
-    "by batch size and iterations. 'estimates': estimated against measured training memory. 'data': data loading. "
+    "by batch size and iterations. 'iterations': time per iteration of the routings, relative to inverted attention. "
+    "'estimates': estimated against measured training memory. 'data': data loading. 'steps': training "
+    "steps compiled by torch.compile and in bfloat16. "
     "'training': overhead of the training loop, processes, start-up time. 'explorer': time of a request of torchcaps "
     "explore. 'thresholds': the sizes at which one path of the votes becomes faster than another, next to the "
     "thresholds that choose between them. 'images-32', 'images-64' and 'images-held-out': accuracy of the default "
-    "model for own images against a plain CNN after the same CPU time, with --repeat seeds (downloads CIFAR-10)."
+    "model for own images against a plain CNN after the same CPU time, with --repeat seeds (downloads CIFAR-10). "
+    "'routings', with flags of its own (torchcaps bench routings --help): accuracy and cost of every routing."
 )
 EXAMPLES = (
     "torchcaps bench",
@@ -57,11 +63,15 @@ EXAMPLES = (
     "torchcaps bench thresholds --out results/bench/thresholds.json",
     "torchcaps bench images-32 --out results/bench/images_32.json",
     "torchcaps bench MIN_KERNEL_BYTES",
+    "torchcaps bench routings --plan",
 )
 
 
 def bench_command(words: list[str]) -> None:
     """Run benchmarks, print the results and, if requested, write a record."""
+    if words[:1] == [ROUTINGS]:
+        bench_routings_command(words[1:])
+        return
     parser = Parser(prog="torchcaps bench", description=DESCRIPTION, examples=EXAMPLES)
     parser.add_argument(
         "parts",
@@ -94,6 +104,8 @@ def bench_command(words: list[str]) -> None:
         _print_speed,
         _print_memory,
         _print_growth,
+        _print_iterations,
+        _print_steps,
         _print_estimates,
         _print_data,
         _print_training,
@@ -119,6 +131,8 @@ def _measure(parts: list[str], repeat: int, smoke: bool, seed: int) -> Iterator[
     groups: dict[str, Callable[[], Iterable[Row]]] = {
         "memory": lambda: ({"kind": "memory", **compare_with_naive(case)} for case in MEMORY_CASES),
         "growth": lambda: measure_growth(repeat),
+        "iterations": lambda: measure_iterations(repeat),
+        "steps": lambda: measure_steps(repeat),
         "estimates": lambda: compare_with_estimates(ESTIMATE_CASES),
         "data": lambda: measure_data(repeat),
         "training": lambda: measure_training(repeat),
@@ -209,6 +223,30 @@ def _print_growth(rows: list[Row]) -> None:
             points = [row for row in growth if row["layer"] == layer and row["axis"] == axis]
             times = ", ".join(f"{row['value']}: {1e3 * row['seconds']:.1f}" for row in points)
             print(f"{layer}, ms by {axis}: {times}")
+
+
+def _print_steps(rows: list[Row]) -> None:
+    """Print the training steps of whole models by variant."""
+    steps = _of_kind(rows, "step")
+    if not steps:
+        return
+    native = steps[0]["native_bfloat16"] or "none, it is emulated"
+    print(f"CPU time of a training step on one thread, ms (native bfloat16: {native}):")
+    table = start_table("model", "batch", *steps[0]["cpu_seconds"], right=("batch", *steps[0]["cpu_seconds"]))
+    for row in steps:
+        table.add_row(row["model"], str(row["batch_size"]), *(f"{1e3 * s:,.0f}" for s in row["cpu_seconds"].values()))
+    print_table(table)
+
+
+def _print_iterations(rows: list[Row]) -> None:
+    """Print the times per iteration of the routings."""
+
+    def cells(row: Row) -> list[str]:
+        pairs = [(row[f"{storage}_seconds"], row[f"{storage}_ratio"]) for storage in ("stored", "streamed")]
+        return [row["routing"], *(text for s, ratio in pairs for text in (f"{1e3 * s:.2f} ms", f"{ratio:.2f}"))]
+
+    columns = ("stored votes", f"/ {REFERENCE}", "streamed votes", f"/ {REFERENCE} ")
+    _print_rows(_of_kind(rows, "iteration"), ("routing",), columns, cells)
 
 
 def _print_estimates(rows: list[Row]) -> None:
