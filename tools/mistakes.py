@@ -1,13 +1,18 @@
 """Measure the effect of each known mistake on the embedded digits, for docs/mistakes.md.
 
-    python tools/mistakes.py [EPOCHS]
+    python tools/mistakes.py [EPOCHS] [SEEDS]
 
-Trains the minimal CapsNet of tests/audit/mistakes.py, correct and with each mistake that changes training, and prints
-Markdown. Single thread; the numbers are functions of the seed.
+Trains the minimal CapsNet of tests/audit/mistakes.py, correct and with each mistake that changes training, once per
+seed; writes results/bench/mistakes.json after each training, continues an interrupted measurement, and prints Markdown.
+Single thread; the numbers are functions of the seeds.
 """
 
+import json
+import math
+import statistics
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,11 +21,15 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tests.audit.mistakes import MISTAKES, CapsNet, LeakedLabels
+from torchcaps._core.stats import NORMAL_QUANTILE, student_quantile
 from torchcaps.data import create_dataset
 from torchcaps.losses import MarginLoss
 
+RECORD = Path(__file__).resolve().parent.parent / "results" / "bench" / "mistakes.json"
 BATCH_SIZE = 50
+CORRECT = "correct network"
 TRAINED = (
+    CORRECT,
     "softmax over children",
     "images of a batch mixed",
     "poses scrambled by a view",
@@ -32,12 +41,14 @@ TRAINED = (
 
 
 def load(split: str) -> tuple[Tensor, Tensor]:
+    """Return all images and labels of a split of the embedded digits."""
     dataset = create_dataset("digits", split)
     batch = dataset.get_batch(torch.arange(len(dataset)))
     return batch.images.float() / 255, batch.labels
 
 
 def train(network: type[CapsNet], epochs: int, seed: int = 0) -> CapsNet:
+    """Return a trained network."""
     torch.manual_seed(seed)
     model = network().train()
     optimizer = torch.optim.Adam(model.parameters(), 2e-3)
@@ -55,54 +66,44 @@ def train(network: type[CapsNet], epochs: int, seed: int = 0) -> CapsNet:
 
 
 @torch.no_grad()
-def accuracy(model: CapsNet, images: Tensor, labels: Tensor, batch_size: int = BATCH_SIZE) -> float:
-    correct = [
-        model(x)[0].argmax(1) == y for x, y in zip(images.split(batch_size), labels.split(batch_size), strict=True)
-    ]
-    return float(torch.cat(correct).float().mean())
+def errors(model: CapsNet, images: Tensor, labels: Tensor, batch_size: int = BATCH_SIZE) -> list[int]:
+    """Return the indices of the misclassified images."""
+    batches = zip(images.split(batch_size), labels.split(batch_size), strict=True)
+    wrong = torch.cat([model(x)[0].argmax(1) != y for x, y in batches])
+    return wrong.nonzero().flatten().tolist()
 
 
-def main(epochs: int = 4) -> None:
-    torch.set_num_threads(1)
+def measure(name: str, epochs: int, seed: int) -> dict[str, Any]:
+    """Train one network; return its errors on the test digits and the numbers that belong to its mistake."""
     images, labels = load("test")
-    reference = train(CapsNet, epochs)
-    print(f"correct network: {100 * accuracy(reference, images, labels):.1f} %", flush=True)
-    for name in TRAINED:
-        model = train(MISTAKES[name][0], epochs)
-        found = f"{name}: {100 * accuracy(model, images, labels):.1f} %"
-        if name == "images of a batch mixed":
-            alone = accuracy(model, images, labels, 1)
-            order = labels.argsort()
-            by_class = accuracy(model, images[order], labels[order])
-            found += f"; one image at a time {100 * alone:.1f} %, in batches of one class {100 * by_class:.1f} %"
-        if name == "dropout in evaluation":
-            second = accuracy(model, images, labels)
-            found += f", and {100 * second:.1f} % in a second evaluation"
-        if name == "no squash":
-            found += f"; lengths up to {float(model(images)[0].detach().max()):.2f}"
-        print(found, flush=True)
-    print_leak(reference, images, labels)
-    print_nan(images)
+    model = train(CapsNet if name == CORRECT else MISTAKES[name][0], epochs, seed)
+    row: dict[str, Any] = {"name": name, "epochs": epochs, "seed": seed, "errors": errors(model, images, labels)}
+    if name == CORRECT:
+        row["leak"] = measure_leak(model, images, labels)
+    if name == "images of a batch mixed":
+        order = labels.argsort()
+        row["n_errors_alone"] = len(errors(model, images, labels, 1))
+        row["n_errors_by_class"] = len(errors(model, images[order], labels[order]))
+    if name == "dropout in evaluation":
+        row["n_errors_second"] = len(errors(model, images, labels))
+    if name == "no squash":
+        row["largest_length"] = float(model(images)[0].detach().max())
+    return row
 
 
 @torch.no_grad()
-def print_leak(model: CapsNet, images: Tensor, labels: Tensor) -> None:
-    """Print the reconstruction error of misclassified digits by the predicted capsule and by the true one."""
-    leaking = LeakedLabels()
+def measure_leak(model: CapsNet, images: Tensor, labels: Tensor) -> list[float]:
+    """Return the reconstruction error of misclassified digits by the predicted capsule, and by the leaked label's."""
+    leaking = LeakedLabels().eval()
     leaking.load_state_dict(model.state_dict())
     wrong = model(images)[0].argmax(1) != labels
-    errors = [
-        float((net.eval()(images[wrong], labels[wrong])[1] - images[wrong].flatten(1)).square().sum(1).mean())
-        for net in (model, leaking)
-    ]
-    print(
-        f"labels in evaluation: reconstruction error of {int(wrong.sum())} misclassified digits {errors[0]:.1f}, "
-        f"with the leaked label {errors[1]:.1f}"
-    )
+    images, labels = images[wrong], labels[wrong]
+    return [float((net(images, labels)[1] - images.flatten(1)).square().sum(1).mean()) for net in (model, leaking)]
 
 
-def print_nan(images: Tensor) -> None:
-    """Print how many weights are NaN after one step with a black image among the digits."""
+def count_nan() -> tuple[int, int]:
+    """Return how many weights are NaN after one step with a black image among the digits, and the number of weights."""
+    images, _ = load("test")
     torch.manual_seed(0)
     model = MISTAKES["NaN at zero"][0]().train()
     with torch.no_grad():
@@ -115,8 +116,63 @@ def print_nan(images: Tensor) -> None:
         for parameter in model.parameters():
             if parameter.grad is not None:
                 parameter -= 0.001 * parameter.grad
-    n_nan = sum(int(p.isnan().sum()) for p in model.parameters())
-    print(f"NaN at zero: {n_nan:,} of {sum(p.numel() for p in model.parameters()):,} weights are NaN after one step")
+    return sum(int(p.isnan().sum()) for p in model.parameters()), sum(p.numel() for p in model.parameters())
+
+
+def interval(rows: list[dict[str, Any]], reference: list[dict[str, Any]], n_images: int) -> tuple[float, float]:
+    """Return the mean difference in accuracy of the same seeds, and half of its 95 % interval.
+
+    The interval contains both the randomness of the trainings (Student's t over the seeds) and that of the test images
+    (normal approximation), as independent contributions.
+    """
+    by_seed = [(len(b["errors"]) - len(a["errors"])) / n_images for a, b in zip(rows, reference, strict=True)]
+    by_image = [0.0] * n_images
+    for sign, networks in ((-1, rows), (1, reference)):
+        for network in networks:
+            for index in network["errors"]:
+                by_image[index] += sign / len(rows)
+    n_seeds = len(rows)
+    of_seeds = student_quantile(n_seeds - 1) * statistics.stdev(by_seed) / math.sqrt(n_seeds) if n_seeds > 1 else 1.0
+    of_images = NORMAL_QUANTILE * statistics.stdev(by_image) / math.sqrt(n_images)
+    return statistics.mean(by_seed), math.hypot(of_seeds, of_images)
+
+
+def show(rows: list[dict[str, Any]], n_images: int) -> None:
+    """Print Markdown: accuracies, and differences from the correct network."""
+    print("\n| network | accuracy of each seed | difference from the correct network, 95 % interval |\n|---|---|---|")
+    for name in TRAINED:
+        own = [row for row in rows if row["name"] == name]
+        accuracies = ", ".join(f"{100 * (1 - len(row['errors']) / n_images):.1f}" for row in own)
+        text = ""
+        if name != CORRECT:
+            seeds = {row["seed"] for row in own}
+            reference = [row for row in rows if row["name"] == CORRECT and row["seed"] in seeds]
+            mean, half = interval(own, reference, n_images)
+            text = f"{100 * mean:+.1f} ({100 * (mean - half):+.1f} to {100 * (mean + half):+.1f})"
+        print(f"| {name} | {accuracies} % | {text} |")
+    extras = ("leak", "n_errors_alone", "n_errors_by_class", "n_errors_second", "largest_length")
+    for key in extras:
+        print(f"{key}: {[row[key] for row in rows if key in row]}")
+    print("NaN at zero: {:,} of {:,} weights are NaN after one step".format(*count_nan()))
+
+
+def main(epochs: int = 4, seeds: int = 3) -> None:
+    """Measure what the record does not contain yet, and print it."""
+    torch.set_num_threads(1)
+    record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    rows = [row for row in record.get("rows", []) if row["epochs"] == epochs and row["seed"] < seeds]
+    done = {(row["name"], row["seed"]) for row in rows}
+    n_images = len(load("test")[0])
+    for seed in range(seeds):
+        for name in TRAINED:
+            if (name, seed) in done:
+                continue
+            rows.append(measure(name, epochs, seed))
+            n_errors = len(rows[-1]["errors"])
+            print(f"seed {seed}, {name}: {100 * (1 - n_errors / n_images):.1f} %", flush=True)
+            record = {"torch": torch.__version__, "test_images": n_images, "rows": rows}
+            RECORD.write_text(json.dumps(record) + "\n")
+    show(rows, n_images)
 
 
 if __name__ == "__main__":

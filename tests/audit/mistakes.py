@@ -54,7 +54,7 @@ class DigitCapsules(nn.Module):
         return logits.softmax(2)  # over the parents
 
     def agree(self, votes: Tensor, parents: Tensor) -> Tensor:
-        return (votes * parents.unsqueeze(1)).sum(-1)
+        return torch.einsum("bijd,bjd->bij", votes, parents)
 
     def couplings(self, children: Tensor) -> list[Tensor]:
         return self.route(self.votes(children))[1]
@@ -64,7 +64,7 @@ class DigitCapsules(nn.Module):
         for t in range(3):
             coupling = self.couple(logits)
             couplings.append(coupling)
-            parents = self.squash((coupling.unsqueeze(-1) * votes).sum(1))
+            parents = self.squash(torch.einsum("bij,bijd->bjd", coupling, votes))
             if t < 2:
                 logits = logits + self.agree(votes, parents)
         return parents, couplings

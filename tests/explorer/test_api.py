@@ -154,7 +154,8 @@ def test_decode_equals_the_decoder(app: Any, run: ExploredRun) -> None:
     with torch.no_grad():
         expected = run.capsules.decoder.layers(capsules.flatten(1)).view(3, 1, 28, 28)
     torch.testing.assert_close(array(post(app, "/api/decode", body)["images"]), expected)
-    for change in ({"shape": [3, 10, 5]}, {"data": "AAAA"}, {"data": "@"}, {"shape": [0, 10, 4], "data": ""}):
+    empty = [{"shape": shape, "data": ""} for shape in ([0, 10, 4], [0, *[10**6] * 5])]
+    for change in ({"shape": [3, 10, 5]}, {"data": "AAAA"}, {"data": "@"}, *empty):
         assert post(app, "/api/decode", {"capsules": {**body["capsules"], **change}}, 400)["error"]
     plain = create_app([small_run(reconstruction=False)], statistics=False)
     assert "decoder" in post(plain, "/api/decode", body, 400)["error"]
@@ -229,6 +230,21 @@ def test_statistics_count_every_image_and_sort_samples(run: ExploredRun) -> None
     assert bool((uncertain[:-1] <= uncertain[1:]).all())
     label, predicted = (int(rows[7].nonzero()[0]) for rows in (statistics.true, statistics.predicted))
     assert 7 in statistics.order("index", label, predicted)
+
+
+def test_statistics_end_between_two_batches_if_the_server_stops(run: ExploredRun) -> None:
+    statistics = Statistics(run)
+    yield_lock = statistics._yield_lock
+
+    def stop() -> None:
+        statistics._stop.set()
+        yield_lock()
+
+    statistics._yield_lock = stop  # type: ignore[method-assign]
+    statistics.wait()
+    assert statistics.n_done == run.n_samples
+    assert statistics.describe()["summary"] is None
+    assert statistics.problem == ""
 
 
 def test_tables_do_not_depend_on_requests_that_freeze_the_weights() -> None:

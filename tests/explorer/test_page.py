@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from tests.explorer.live import launched, running
 from tests.sampling import sample
 from torchcaps.analysis.common import capsule_layers
 from torchcaps.explorer import ExploredRun, export_page
+from torchcaps.routing.base import ROUTINGS
 
 TOLERANCE = 1e-4
 FIVE = [[(70, 25), (35, 25), (33, 48), (55, 45), (68, 58), (64, 75), (48, 80), (32, 73)]]
@@ -69,7 +71,7 @@ class Visit:
 
     def wait(self, condition: str) -> None:
         """Wait until an expression is true; Playwright's own way needs eval, which the page's policy forbids."""
-        for _ in range(600):
+        for _ in range(6000):
             if self.page.evaluate(condition):
                 return
             self.page.wait_for_timeout(50)
@@ -234,12 +236,18 @@ def check_links(browser: Any, address: str) -> None:
         assert visit.scores() == scores
         assert visit.value("explorer.state.get().view") == "matrix"
         assert visit.value("document.getElementById('rotation').value") == "25"
-    with Visit(browser, f"{address}/#damaged") as visit:
-        assert visit.value("explorer.state.get().source.sample") == 0
+    state = {"offsets": None, "source": {"sample": "x"}, "kept": {"target": 0}, "t": [], "placement": {"scale": 0.5}}
+    hostile = base64.urlsafe_b64encode(json.dumps({**state, "view": "matrix"}).encode()).decode().rstrip("=")
+    for fragment, view in (("damaged", "maps"), (hostile, "matrix")):  # fields of the wrong type are ignored
+        with Visit(browser, f"{address}/#{fragment}") as visit:
+            assert visit.value("explorer.state.get().source.sample") == 0
+            assert visit.value("explorer.state.get().view") == view
+            assert len(visit.scores()) == 10
 
 
-def check_downloads(browser: Any, address: str, panel: str) -> None:
+def check_downloads(browser: Any, address: str, panel: str, words: tuple[str, ...]) -> None:
     with Visit(browser, address) as visit:
+        visit.page.wait_for_selector("#panel-stats .cell")
         for kind, start in (("PNG", b"\x89PNG"), ("SVG", b"<svg"), ("JSON", b"{")):
             visit.page.click(f"#panel-{panel} .menu summary")
             with visit.page.expect_download() as download:
@@ -248,6 +256,45 @@ def check_downloads(browser: Any, address: str, panel: str) -> None:
             assert content.startswith(start)
             if kind == "JSON":
                 assert json.loads(content)["result"]
+            if kind == "SVG":  # one file with the drawings and the tables
+                texts = [node.text for node in ElementTree.fromstring(content).iter("{http://www.w3.org/2000/svg}text")]
+                assert set(words) <= set(texts)
+
+
+def check_redraws(browser: Any, address: str) -> None:
+    """A redraw keeps what is open and the keyboard focus; numbers appear where one points."""
+    with Visit(browser, address) as visit:
+        visit.page.click("#panel-primary .more summary")
+        visit.page.locator("#panel-classes [data-class='7']").focus()
+        visit.page.keyboard.press("Enter")
+        visit.drag("rotation", 20)
+        visit.settle()
+        assert visit.value("document.activeElement.dataset.class") == "7"
+        assert visit.value("explorer.state.get().target") == 7
+        assert visit.value("document.getElementById('parent').value") == "7"
+        assert visit.page.locator("#panel-primary .more image").count() > 0
+        visit.page.locator("#panel-couplings [data-key='parent 3'] image").click()
+        assert visit.value("explorer.state.get().target") == 3
+        assert "coupling 0." in visit.page.inner_text(".tip")
+        visit.page.locator("#panel-primary svg.drawing g").nth(7).hover()
+        assert visit.page.inner_text(".tip").startswith("row 1, column 1: ")
+
+
+def check_routing(browser: Any, routing: str) -> None:
+    """A run of every routing opens without an error."""
+    with running([small_run(routing=routing)], statistics=False) as address, Visit(browser, address) as visit:
+        assert len(visit.scores()) == 10
+        assert visit.page.locator("#panel-couplings [data-iteration]").count() > 0
+        assert visit.page.locator("#panel-equation tbody tr").count() > 0
+
+
+def check_no_samples(browser: Any) -> None:
+    run = small_run()
+    run.dataset, run.n_samples, run.why_no_samples = None, 0, "no test images: they are not here"
+    with running([run], statistics=False) as address, Visit(browser, address) as visit:
+        assert len(visit.scores()) == 10
+        visit.page.click("#tab-pick")
+        assert "they are not here" in visit.page.inner_text("#tabpanel-pick")
 
 
 def check_input_and_tour(browser: Any, address: str, directory: Path) -> None:
@@ -265,7 +312,7 @@ def check_input_and_tour(browser: Any, address: str, directory: Path) -> None:
         Image.new("L", (60, 60), 255).save(directory / "blank.png")
         visit.page.click("#tab-upload")
         visit.page.set_input_files("#upload", directory / "blank.png")
-        visit.wait("document.getElementById('message').textContent.includes('one colour')")
+        visit.wait("document.getElementById('upload-note').textContent.includes('one colour')")
         visit.problems.clear()  # the browser reports the status 400
         visit.page.click("#tour")
         for _ in range(8):
@@ -293,13 +340,32 @@ def check_missing_parts(browser: Any, address: str, changes: dict[str, Any]) -> 
             assert visit.page.locator(f"#panel-{part} .reason").inner_text() == reason
 
 
-PANELS = ("classes", "couplings", "decoder", "tree", "primary", "iterations", "credit", "equation")
+# Each panel with words of its drawing or of its table.
+PANELS: dict[str, tuple[str, ...]] = {
+    "classes": ("0.1", "0.9"),
+    "couplings": ("entropy", "1.0000"),
+    "decoder": ("input",),
+    "tree": (),
+    "primary": ("Convolution",),
+    "iterations": ("residual",),
+    "credit": ("input",),
+    "equation": ("logit", "pose"),
+    "stats": ("dead", "capsules"),
+    "training": ("parameters", "total"),
+    "input": (),
+}
 SCENARIOS: dict[str, Callable[[Any, str, Path], None]] = {
     "links": lambda browser, address, _: check_links(browser, address),
     "input-and-tour": check_input_and_tour,
+    "redraws": lambda browser, address, _: check_redraws(browser, address),
+    "no-samples": lambda browser, address, _: check_no_samples(browser),
     **{
-        f"download-{panel}": lambda browser, address, _, panel=panel: check_downloads(browser, address, panel)
-        for panel in PANELS
+        f"routing-{routing}": lambda browser, address, _, routing=routing: check_routing(browser, routing)
+        for routing in sorted(ROUTINGS)
+    },
+    **{
+        f"download-{panel}": lambda browser, address, _, case=(panel, words): check_downloads(browser, address, *case)
+        for panel, words in PANELS.items()
     },
     **{
         f"{scheme}-{width}": lambda browser, address, _, size=(width, scheme): check_width(browser, address, *size)

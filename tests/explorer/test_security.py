@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.explorer.helpers import SAMPLE, post, request, small_run
-from torchcaps.explorer import create_app
+from torchcaps.explorer import create_app, security
 from torchcaps.explorer.security import MAX_BODY_BYTES, MAX_CONCURRENT_REQUESTS, Guard
 
 
@@ -81,7 +81,15 @@ def test_large_bodies_are_rejected_by_header_and_by_content(app: Any) -> None:
 def test_broken_json_is_one_sentence(app: Any, body: bytes) -> None:
     reply = request(app, "POST", "/api/forward", body)
     assert reply.status in (400, 422)
-    assert isinstance(reply.json()["error"], str)
+    assert "body" in reply.json()["error"] or "sample" in reply.json()["error"]
+
+
+def test_only_json_is_accepted(app: Any) -> None:
+    """A form of another site can send text/plain without a preflight request."""
+    for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
+        assert request(app, "POST", "/api/forward", {"image": SAMPLE}, {"content-type": kind}).status == 415
+    charset = {"content-type": "Application/JSON; charset=utf-8"}
+    assert request(app, "POST", "/api/forward", {"image": SAMPLE}, charset).status == 200
 
 
 @pytest.mark.parametrize(
@@ -136,6 +144,35 @@ def test_requests_beyond_the_limit_get_503() -> None:
 
     assert asyncio.run(scenario()) == [503]
     assert entered == MAX_CONCURRENT_REQUESTS + 1
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_a_stalled_body_holds_no_place_and_ends(monkeypatch: pytest.MonkeyPatch, is_cancelled: bool) -> None:
+    """Clients that announce a body and do not send it: the others are served, also while the server stops."""
+    monkeypatch.setattr(security, "BODY_TIMEOUT_S", 1000 if is_cancelled else 0.001)
+    statuses: list[int] = []
+
+    async def stalled() -> Any:
+        await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            statuses.append(message["status"])
+
+    async def scenario() -> int:
+        guard = Guard(None)  # type: ignore[arg-type]
+        scope = {"type": "http", "path": "/api/info", "headers": [(b"host", b"localhost")]}
+        tasks = [asyncio.create_task(guard(scope, stalled, send)) for _ in range(MAX_CONCURRENT_REQUESTS)]
+        await asyncio.sleep(0)
+        n_requests = guard.n_requests
+        if is_cancelled:  # by uvicorn, once its graceful shutdown takes too long
+            for task in tasks:
+                task.cancel()
+        await asyncio.gather(*tasks)
+        return n_requests
+
+    assert asyncio.run(scenario()) == 0
+    assert statuses == [503 if is_cancelled else 408] * MAX_CONCURRENT_REQUESTS
 
 
 def test_web_sockets_are_closed() -> None:

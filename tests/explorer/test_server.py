@@ -16,6 +16,7 @@ from tests.cli.commands import usage_error
 from tests.test_structure import MAX_LINES
 from torchcaps.explorer import ExploredRun, load_pretrained_run
 from torchcaps.explorer.app import PAGE
+from torchcaps.explorer.export import _explore_command
 from torchcaps.explorer.server import bind_socket
 from torchcaps.models import pretrained
 from torchcaps.training import RunSpec
@@ -89,6 +90,8 @@ def test_without_a_run_the_pretrained_network_is_used(tmp_path: Path, monkeypatc
     explored = ExploredRun(run, "pretrained")
     assert explored.n_samples == 1000
     assert "decoder" not in explored.missing_parts()
+    assert _explore_command([explored.describe()]) == "torchcaps explore"
+    assert _explore_command([{"name": "a", "weights": "last"}, {"name": "b", "weights": "best"}]).endswith(" a b")
 
 
 def test_files_of_the_page_are_short_and_load_nothing_from_elsewhere() -> None:

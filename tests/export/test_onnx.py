@@ -1,6 +1,5 @@
 """Export to ONNX: every routing and model agrees with onnxruntime, at two batch sizes."""
 
-import contextlib
 import itertools
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.contract.cases import DEFAULTS, ROUTINGS, SMALL, Case, make_cases
-from tests.models.narrow import batch, narrow, sample_models
+from tests.models.narrow import batch, narrow, narrow_graph, sample_models
 from tests.sampling import all_cases, covering_sample
 from tests.tolerances import SAME, relative_rms
 from torchcaps import list_models
@@ -23,8 +22,12 @@ from torchcaps.export.metadata import split_preprocessing
 from torchcaps.export.onnx_file import start_session
 from torchcaps.export.parity import check_parity
 from torchcaps.nn import DenseCapsules
+from torchcaps.routing import Equilibrium
 
 CASES = [case for case in make_cases(ROUTINGS if all_cases() else DEFAULTS, SMALL) if not case.unsupported]
+if all_cases():
+    SOLVED = {f"equilibrium-{solver}": Equilibrium(max_steps=6, solver=solver) for solver in ("iteration", "anderson")}
+    CASES += make_cases(SOLVED, SMALL)
 CASES = [case for case in CASES if not (case.routing.residual and case.geometry == "conv_small")]
 # a dense and a convolutional layer; the layers of all routings take two seconds each
 SAMPLE = covering_sample(CASES, 2, [lambda case: case.geometry, lambda case: case.pose], seed=1)
@@ -56,13 +59,7 @@ def test_layer_with_trace(case: Case, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", sample_models(list_models(), 1) if all_cases() else ["tsai2020_cifar10"])
 def test_model(name: str, tmp_path: Path) -> None:
-    model = narrow(name)
-    if any(getattr(getattr(layer, "routing", None), "approximate", False) for layer in model.modules()):
-        # A graph has a fixed number of steps: a solver that needs more must be refused, not exported with other values.
-        with contextlib.suppress(ParityError):
-            to_onnx(model, tmp_path / "model.onnx", example=batch(model, 5)[0])
-            assert (tmp_path / "model.onnx").exists()
-        return
+    model = narrow_graph(name)
     result = to_onnx(model, tmp_path / "model.onnx", example=batch(model, 5)[0])
     assert result.parity.difference < 1e-4
     model.eval()
@@ -159,6 +156,18 @@ def test_metadata_round_trip() -> None:
     assert Metadata.from_text(metadata.to_text()) == metadata
     assert metadata.probabilities == "softmax"
     assert Metadata.of(narrow("capsnet_small")).probabilities == "identity"
+
+
+class Solve(torch.nn.Module):
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        matrix = x @ x.transpose(1, 2) + 1e-2 * torch.eye(4)
+        return {"y": torch.linalg.solve_ex(matrix, torch.ones_like(matrix[:, :, :1]))[0]}
+
+
+def test_linear_equations_of_anderson_acceleration() -> None:
+    x = torch.randn(5, 4, 3, generator=torch.Generator().manual_seed(0))  # singular without the diagonal
+    _, parity = onnx_file._export(Solve(), {"x": x}, Solve()(x), {}, limit=1e-4)
+    assert parity.difference < 1e-4
 
 
 class Digamma(torch.nn.Module):

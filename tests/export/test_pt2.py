@@ -28,7 +28,7 @@ def run_in_new_process(program: Path, inputs: torch.Tensor, first: str) -> objec
     given, found = program.with_suffix(".input"), program.with_suffix(".output")
     torch.save(inputs, given)
     command = [sys.executable, "-W", "ignore", "-c", SCRIPT.format(first=first), program, given, found]
-    subprocess.run(command, check=True, capture_output=True, cwd=program.parent, timeout=200)
+    subprocess.run(command, check=True, capture_output=True, cwd=program.parent, timeout=850)
     return torch.load(found)
 
 

@@ -15,11 +15,23 @@ from onnx import TensorProto, helper
 from PIL import Image
 
 from tests.cli.commands import run_command, usage_error
+from tests.fuzz.exports import make_graph
+from torchcaps import nn
 from torchcaps.data import create_dataset
-from torchcaps.export import ExportFormatError, OnnxModel, export_run, load_onnx, quantize_onnx, validate_onnx
+from torchcaps.export import (
+    ExportFormatError,
+    OnnxModel,
+    export_run,
+    load_onnx,
+    quantize_onnx,
+    to_onnx,
+    to_pt2,
+    validate_onnx,
+)
 from torchcaps.export import reader as reader_module
 from torchcaps.training import load_run
-from torchcaps.training.inference import evaluate_runs, predict
+from torchcaps.training.inference import evaluate_runs
+from torchcaps.training.prediction import predict
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -211,6 +223,60 @@ def test_other_content_is_rejected(exported: Path, tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(reader_module, "MAX_FILE_BYTES", 1000)
     with pytest.raises(ExportFormatError):
         load_onnx(exported)
+
+
+def test_graphs_that_fail_in_onnxruntime_are_one_sentence(
+    tmp_path: Path, digit: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A graph for images of another size fails when it is evaluated; a name that is not UTF-8 when it is loaded."""
+    model, path = make_graph(), tmp_path / "model.onnx"
+    set_metadata("image", "[1, 7, 7]")(model)
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(ExportFormatError, match="can't run"):
+        load_onnx(path).model(torch.zeros(1, 1, 7, 7))
+    assert "can't run" in usage_error("predict", str(path), str(digit))
+    path.write_bytes(make_graph().SerializeToString().replace(b"axis", b"axi\xff", 1))
+    capsys.readouterr()
+    with pytest.raises(ExportFormatError):
+        load_onnx(path)
+    assert capsys.readouterr().out == ""
+
+
+def test_memory_of_sizes_that_a_graph_computes_is_limited(tmp_path: Path) -> None:
+    """The size of a tensor, 4 TiB, follows from the image, so that it is not known before the graph runs."""
+    model, path = make_graph(), tmp_path / "model.onnx"
+    model.graph.initializer.append(helper.make_tensor("two_to_40", TensorProto.FLOAT, [1], [2.0**40]))
+    model.graph.node.extend(
+        [
+            helper.make_node("ReduceMax", ["images"], ["brightest"], keepdims=0),
+            helper.make_node("Mul", ["brightest", "two_to_40"], ["product"]),
+            helper.make_node("Cast", ["product"], ["size"], to=TensorProto.INT64),
+            helper.make_node("ConstantOfShape", ["size"], ["huge"]),
+        ]
+    )
+    model.graph.output.append(helper.make_tensor_value_info("huge", TensorProto.FLOAT, [None]))
+    path.write_bytes(model.SerializeToString())
+    network = load_onnx(path).model
+    assert network(torch.zeros(1, *network.spec.image)).scores.shape == (1, network.spec.classes)
+    with pytest.raises(ExportFormatError, match="half of the machine's memory"):
+        network(torch.ones(1, *network.spec.image))
+
+
+def test_unusable_outputs_are_one_sentence(exported: Path, tmp_path: Path) -> None:
+    layer, children = nn.DenseCapsules(3, 2, 2, 2, routing="dynamic"), torch.randn(2, 3, 2)
+    path = tmp_path / "directory.pt2"
+    path.mkdir()
+    (path / "file").touch()
+    with pytest.raises(ValueError, match=r"directory\.pt2 can't be written"):
+        quantize_onnx(exported, path, "float16")
+    for export in (to_onnx, to_pt2):
+        with pytest.raises(ValueError, match=r"directory\.pt2 can't be written"):
+            export(layer, path, example=children)
+        with pytest.raises(ValueError, match="not a directory"):
+            export(layer, path / "file" / "model", example=children)
+    with pytest.raises(ValueError, match="decoder"):
+        to_onnx(layer, tmp_path / "model.onnx", example=children, decoder="beside")
+    assert [file.name for file in tmp_path.iterdir()] == ["directory.pt2"]
 
 
 def test_unregistered_data_set_is_not_imported(exported: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from torchcaps.audit import checks
 from torchcaps.audit.own import claims_of, example_labels
-from torchcaps.audit.probe import Probe
+from torchcaps.audit.probe import AuditArgumentError, Probe, one_line
 from torchcaps.audit.report import AuditReport, AuditVerdict, Finding
 from torchcaps.models import Network
 
@@ -62,9 +62,11 @@ def audit(
     >>> report.passed, report["coupling_sums"].verdict.value
     (True, 'passed')
     """
+    is_given = labels is not None
     if labels is None and isinstance(module, Network):
         labels = example_labels(module, len(example_input))
     probe = Probe(module, example_input, labels)
+    probe.check_call(with_labels=is_given)
     claims = claims_of(module)
     given = {"permutation_invariance": permuted, "translation_equivariance": translated, "primary_positions": primary}
     given |= {"coupling_sums": couplings, "length_range": lengths}
@@ -95,11 +97,13 @@ def audit(
         "primary_positions": lambda: checks.primary_positions(probe, str(primary)),
         "coupling_sums": lambda: checks.coupling_sums(_evaluate_couplings(probe, named)),
         "decoder_labels": lambda: checks.decoder_labels(probe),
-        "length_range": lambda: checks.length_range(probe, lengths),  # type: ignore[arg-type]
+        "length_range": lambda: checks.length_range(probe, _checked_lengths(lengths)),
     }
     unknown = set(reasons) - set(calls)
     if unknown:
-        raise ValueError(f"unclaimed must have names of checks as keys, got {min(unknown)!r}: {', '.join(calls)}")
+        raise AuditArgumentError(
+            f"unclaimed must have names of checks as keys, got {min(unknown)!r}: {', '.join(calls)}"
+        )
     findings = []
     for name, call in calls.items():
         if name in reasons:
@@ -109,8 +113,20 @@ def audit(
         elif name in COMPARED and findings[0].verdict is AuditVerdict.FAILED:
             findings.append(Finding(name, AuditVerdict.NOT_CHECKED, "", "outputs are random: see determinism", ""))
         else:
-            findings.append(call())
+            findings.append(_run(name, call))
     return AuditReport(getattr(module, "name", None) or type(module).__name__, tuple(findings))
+
+
+def _run(name: str, call: Callable[[], Finding]) -> Finding:
+    """Run a check. An exception of the module, which worked with the example, is a failure."""
+    try:
+        return call()
+    except AuditArgumentError:
+        raise
+    except Exception as error:
+        tried = "ran the check, after the module had worked with the example"
+        why = "code that fails for some inputs, or in training mode, fails in use"
+        return Finding(name, AuditVerdict.FAILED, tried, one_line(error), why)
 
 
 def _named_couplings(couplings: Couplings | None, axis: int) -> Any:
@@ -118,14 +134,38 @@ def _named_couplings(couplings: Couplings | None, axis: int) -> Any:
         return None
 
     def named(module: nn.Module, images: Tensor) -> list[tuple[str, Tensor, int]]:
-        value = couplings(module, images)
-        tensors = [value] if isinstance(value, Tensor) else list(value)
+        try:
+            value = couplings(module, images)
+        except Exception as error:
+            raise AuditArgumentError(f"couplings(module, images) failed: {one_line(error)}") from error
+        tensors = [value] if isinstance(value, Tensor) else list(value or ())
+        if not tensors or any(not isinstance(x, Tensor) or not -x.dim() <= axis < x.dim() for x in tensors):
+            got = ", ".join(str(list(x.shape)) if isinstance(x, Tensor) else type(x).__name__ for x in tensors)
+            raise AuditArgumentError(
+                f"couplings must return tensors that have the axis coupling_axis={axis}, got {got or None}"
+            )
         return [(f"couplings {index}", tensor, axis) for index, tensor in enumerate(tensors, start=1)]
 
     return named
 
 
+def _checked_lengths(lengths: Callable[[Any], Tensor] | None) -> Callable[[Any], Tensor]:
+    """Return the function, with a ValueError for values that are not a floating-point tensor."""
+    assert lengths is not None
+
+    def checked(output: Any) -> Tensor:
+        try:
+            value = lengths(output)
+        except Exception as error:
+            raise AuditArgumentError(f"lengths(output) failed: {one_line(error)}") from error
+        if not isinstance(value, Tensor) or not value.is_floating_point() or not value.numel():
+            raise AuditArgumentError(f"lengths must return a floating-point tensor, got {type(value).__name__}")
+        return value
+
+    return checked
+
+
 def _evaluate_couplings(probe: Probe, couplings: Any) -> list[tuple[str, Tensor, int]]:
     probe.module.eval()
     with torch.no_grad():
-        return couplings(probe.module, probe.example)
+        return couplings(probe.module, probe.example.clone())

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from torchcaps.audit.probe import Probe, call_layer, captured_inputs, flat_pose, largest_difference
+from torchcaps.audit.probe import AuditArgumentError, Probe, call_layer, captured_inputs, flat_pose, largest_difference
 from torchcaps.audit.report import AuditVerdict, Finding
 
 __all__ = [
@@ -100,13 +100,14 @@ def finite_values(probe: Probe) -> Finding:
     Zeros are also tried without biases, as they are often initialised: only then are poses exactly zero.
     """
     problems, rejected = [], []
-    unbiased = Probe(probe.module, probe.example, None)
+    unbiased = Probe(probe.module, probe.example, probe.labels)
+    unbiased.needs_labels = probe.needs_labels
     with torch.no_grad():
         for name, parameter in unbiased.module.named_parameters():
             if name.rpartition(".")[2].startswith("bias"):
                 parameter.zero_()
     cases = [(name, scale, probe) for name, scale in SCALES.items()]
-    for name, scale, tried in [*cases, ("zero without biases", 0.0, unbiased)]:
+    for name, scale, tried in [("example", 1.0, probe), *cases, ("zero without biases", 0.0, unbiased)]:
         tried.module.eval()
         images = (tried.example * scale).requires_grad_()
         try:
@@ -116,14 +117,17 @@ def finite_values(probe: Probe) -> Finding:
             continue
         bad = sum(int((~torch.isfinite(t)).sum()) for t in outputs)
         leaves = [images, *(p for p in tried.module.parameters() if p.requires_grad)]
-        gradients = torch.autograd.grad(_functional(outputs), leaves, allow_unused=True)
+        differentiable = [t for t in outputs if t.requires_grad]
+        gradients = (
+            torch.autograd.grad(_functional(differentiable), leaves, allow_unused=True) if differentiable else ()
+        )
         bad_gradients = sum(int((~torch.isfinite(g)).sum()) for g in gradients if g is not None)
         if bad or bad_gradients:
             problems.append(f"{name}: {bad} values and {bad_gradients} gradient values are NaN or infinite")
     return _judge(
         "finite_values",
         not problems,
-        "outputs and gradients for images of zeros (also with all biases at zero), scaled by 1e-30 and by 1,000",
+        "outputs and gradients for the example, for zeros (also with all biases at zero), scaled by 1e-30 and by 1,000",
         "; ".join(problems or rejected) or "all finite",
         "the norm in the squash is NaN at zero without care: one black image then destroys all weights",
         n_problems=len(problems),
@@ -134,7 +138,10 @@ def parameter_gradients(probe: Probe) -> Finding:
     """Compute gradients in training mode; each parameter must receive one that is not zero."""
     module = probe.module.train()
     module.zero_grad()
-    _functional(probe.outputs(probe.call(probe.example, probe.labels), len(probe.example))).backward()
+    outputs = probe.outputs(probe.call(probe.example, probe.labels), len(probe.example))
+    differentiable = [t for t in outputs if t.requires_grad]
+    if differentiable:
+        _functional(differentiable).backward()
     parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
     missing = [name for name, p in parameters.items() if p.grad is None or not bool(p.grad.abs().max() > 0)]
     module.zero_grad()
@@ -143,7 +150,7 @@ def parameter_gradients(probe: Probe) -> Finding:
         "parameter_gradients",
         not missing,
         "gradients of a random functional of all outputs, in training mode",
-        result if missing else f"all {len(parameters)} parameters receive one",
+        result if missing else f"all {len(parameters)} trainable parameters receive one",
         "a detached branch or an unused layer is never trained, and the parameter count is wrong",
         n_missing=len(missing),
         n_parameters=len(parameters),
@@ -155,7 +162,7 @@ def _functional(outputs: list[Tensor]) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     total = torch.zeros(())
     for tensor in outputs:
-        total = total + (tensor * torch.randn(tensor.shape, generator=generator)).sum()
+        total = total + (tensor.float() * torch.randn(tensor.shape, generator=generator)).sum()
     return total
 
 
@@ -171,13 +178,14 @@ def permutation_invariance(probe: Probe, layers: Permuted) -> Finding:
         layer = copy.deepcopy(probe.module.get_submodule(name))
         expected = call_layer(layer, inputs)
         tensors = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, Tensor)]
+        if not tensors or tensors[0].dim() < 3:
+            raise AuditArgumentError(f"permuted: the input of {name!r} must be [B, children, ...], {_got(tensors)}")
         n_children = math.prod(tensors[0].shape[1:-1]) if tensors[0].dim() == 5 else tensors[0].shape[1]
         order = torch.randperm(n_children, generator=torch.Generator().manual_seed(0))
         moved = pytree.tree_map(functools.partial(_permute_children, order=order), inputs)
         with torch.no_grad():
             for key, axes in layers[name].items():
-                owner, _, attribute = key.rpartition(".")
-                tensor = getattr(layer.get_submodule(owner), attribute)
+                tensor = _child_tensor(layer, name, key, axes, n_children)
                 for axis in axes:
                     tensor.copy_(tensor.index_select(axis, order))
         difference = largest_difference(call_layer(layer, moved), expected)
@@ -191,6 +199,23 @@ def permutation_invariance(probe: Probe, layers: Permuted) -> Finding:
         "routing is a sum over children: an order that matters means that a view has mixed up axes",
         difference=largest,
     )
+
+
+def _got(tensors: Sequence[Tensor]) -> str:
+    return f"got {list(tensors[0].shape)}" if tensors else "got no tensor"
+
+
+def _child_tensor(layer: nn.Module, name: str, key: str, axes: Sequence[int], n_children: int) -> Tensor:
+    """Return a parameter or buffer of a layer, whose axes of children are checked."""
+    named = {**dict(layer.named_parameters()), **dict(layer.named_buffers())}
+    if key not in named:
+        raise AuditArgumentError(f"permuted: {name!r} has no parameter {key!r}: its parameters are {', '.join(named)}")
+    shape = list(named[key].shape)
+    if any(not -len(shape) <= axis < len(shape) or shape[axis] != n_children for axis in axes):
+        raise AuditArgumentError(
+            f"permuted: axes {list(axes)} of {name}.{key} {shape} must have the size {n_children}, one row per child"
+        )
+    return named[key]
 
 
 def _permute_children(tensor: Any, order: Tensor) -> Any:
@@ -218,6 +243,11 @@ def translation_equivariance(probe: Probe, layers: Mapping[str, int]) -> Finding
         layer, stride = probe.module.get_submodule(name), layers[name]
         leaves, structure = pytree.tree_flatten(inputs)
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        if not tensors or tensors[0].dim() < 4 or stride < 1:
+            raise AuditArgumentError(
+                f"translated: {name!r} must have a stride of at least 1, got {stride}, and an input [B, C, H, W] or "
+                f"[B, H, W, types, dim], {_got(tensors)}"
+            )
         axes = _grid_axes(tensors)
         centered = [_keep_center(x, axes, stride) if isinstance(x, Tensor) else x for x in leaves]
         if any(x is None for x, leaf in zip(centered, leaves, strict=True) if isinstance(leaf, Tensor)):
@@ -232,12 +262,14 @@ def translation_equivariance(probe: Probe, layers: Mapping[str, int]) -> Finding
             difference = largest_difference([a], [b]) if a.numel() else 0.0
             if a.numel() and difference >= largest:
                 largest, worst = difference, name
-    found = f"the output of {worst!r} differs from the shifted one by {largest:.1e}"
+    if worst is None:
+        reason = "all grids are too small for a shift"
+        return Finding("translation_equivariance", AuditVerdict.NOT_CHECKED, "", reason, "")
     return _judge(
         "translation_equivariance",
         largest <= MAX_DIFFERENCE,
         f"shifted the input of {', '.join(map(repr, layers))} by the stride",
-        "all grids are too small for a shift" if worst is None else found,
+        f"the output of {worst!r} differs from the shifted one by {largest:.1e}",
         "a convolutional layer that scrambles positions loses the relation of poses to the image",
         difference=largest,
     )
@@ -270,11 +302,16 @@ def primary_positions(probe: Probe, layer: str) -> Finding:
         probe: the module.
         layer: name of the primary capsule layer, whose input is a feature map ``[B, C, H, W]``.
     """
-    (features, *rest) = captured_inputs(probe, [layer])[layer]
+    leaves, structure = pytree.tree_flatten(captured_inputs(probe, [layer])[layer])
+    index = next((i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)), None)
+    if index is None or leaves[index].dim() != 4:
+        got = _got([] if index is None else [leaves[index]])
+        raise AuditArgumentError(f"primary: the input of {layer!r} must be a feature map [B, C, H, W], {got}")
     module = probe.module.get_submodule(layer)
     kernels = [m.kernel_size for m in module.modules() if isinstance(m, nn.Conv2d)]
-    features = features[:1].detach().clone().requires_grad_()
-    pose = flat_pose(module(features, *rest))
+    features = leaves[index][:1].detach().clone().requires_grad_()
+    arguments, options = pytree.tree_unflatten([*leaves[:index], features, *leaves[index + 1 :]], structure)
+    pose = flat_pose(module(*arguments, **options))
     limit = [max((k[axis] for k in kernels), default=1) for axis in (0, 1)]  # type: ignore[index]
     step = max(1, pose.shape[1] // N_CAPSULES_PROBED)
     largest = [0, 0]
@@ -344,9 +381,10 @@ def length_range(probe: Probe, lengths: Callable[[Any], Tensor]) -> Finding:
     for name, scale in {"example": 1.0, **SCALES}.items():
         try:
             with torch.no_grad():
-                values = lengths(probe.call(probe.example * scale, None))
-        except ValueError:
+                output = probe.call(probe.example * scale, None)
+        except ValueError:  # a module may reject inputs outside of its domain
             continue
+        values = lengths(output)
         least, most = min(least, float(values.min())), max(most, float(values.max()))
         if not bool(torch.isfinite(values).all()):
             problems.append(name)

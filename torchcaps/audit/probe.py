@@ -10,20 +10,43 @@ from torch.utils import _pytree as pytree
 
 from torchcaps.nn import CapsuleStack
 
-__all__ = ["Probe", "call_layer", "captured_inputs", "flat_pose", "largest_difference"]
+__all__ = [
+    "AuditArgumentError",
+    "LayerInputs",
+    "Probe",
+    "call_layer",
+    "captured_inputs",
+    "flat_pose",
+    "largest_difference",
+    "one_line",
+]
+
+LayerInputs = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments
 
 
 def largest_difference(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
-    """Return the largest difference of two lists of tensors, relative to ``max(1, |y|)``; infinite for NaN."""
+    """Return the largest difference of two lists of tensors, relative to ``max(1, |y|)``.
+
+    It is infinite if only one of two values is NaN or infinite; equal values, and NaN in both, have none.
+    """
     largest = 0.0
     for a, b in zip(found, expected, strict=True):
         if a.shape != b.shape:
             return float("inf")
         if a.numel():
-            difference = (a.detach().double() - b.detach().double()).abs() / b.detach().double().abs().clamp(min=1)
-            value = float(difference.max())
-            largest = max(largest, value if value == value else float("inf"))
+            a, b = a.detach().double(), b.detach().double()
+            difference = ((a - b).abs() / b.abs().clamp(min=1)).nan_to_num(nan=float("inf"))
+            largest = max(largest, float(difference.masked_fill((a == b) | (a.isnan() & b.isnan()), 0).max()))
     return largest
+
+
+class AuditArgumentError(ValueError):
+    """An argument of an audit does not fit the module; a ValueError of the module itself is a finding instead."""
+
+
+def one_line(error: Exception) -> str:
+    """Return type and message of an exception in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 class Probe:
@@ -40,11 +63,49 @@ class Probe:
             raise TypeError(f"module must be a torch.nn.Module, got {type(module).__name__}")
         if not isinstance(example, Tensor) or not example.is_floating_point() or example.dim() < 2 or len(example) < 2:
             got = f"{example.dtype} {list(example.shape)}" if isinstance(example, Tensor) else type(example).__name__
-            raise ValueError(f"example_input must be a floating-point tensor with two images or more, got {got}")
+            raise AuditArgumentError(
+                f"example_input must be a floating-point tensor with two images or more, got {got}"
+            )
         if labels is not None and len(labels) != len(example):
-            raise ValueError(f"labels must have one row for each of the {len(example)} images, got {len(labels)}")
-        self.module = copy.deepcopy(module).cpu()
+            raise AuditArgumentError(
+                f"labels must have one row for each of the {len(example)} images, got {len(labels)}"
+            )
+        try:
+            self.module = copy.deepcopy(module).cpu()
+        except Exception as error:
+            raise AuditArgumentError(f"module can't be copied, as an audit does: {one_line(error)}") from error
         self.example, self.labels = example.detach().clone(), labels
+        self.needs_labels = False
+
+    def check_call(self, with_labels: bool = False) -> None:
+        """Call the module once, and with labels; raise a ValueError if it fails or has no output to examine."""
+        self.module.eval()
+        try:
+            with torch.no_grad():
+                value = self.call(self.example, None)
+        except Exception as error:
+            if isinstance(error, TypeError) and self.labels is not None and not self.needs_labels:
+                self.needs_labels = True  # also in evaluation
+                self.check_call(with_labels)
+                return
+            shape = list(self.example.shape)
+            raise AuditArgumentError(
+                f"the module can't be called with example_input {shape} (pass labels= if it needs them): "
+                f"{one_line(error)}"
+            ) from error
+        if with_labels:
+            try:
+                copy.deepcopy(self.module).train()(self.example.clone(), self.labels)
+            except Exception as error:
+                raise AuditArgumentError(
+                    f"the module can't be called with images and labels in training mode; labels must be in the format "
+                    f"that it expects: {one_line(error)}"
+                ) from error
+        if not self.outputs(value, len(self.example)):
+            raise AuditArgumentError(
+                f"the module must return floating-point tensors with one row per image ({len(self.example)}), in any "
+                f"structure of tuples, lists and dicts, got {_describe(value)}"
+            )
 
     def evaluate(self, images: Tensor, labels: Tensor | None = None) -> list[Tensor]:
         """Return the outputs in evaluation mode: all floating-point tensors with one row per image."""
@@ -53,8 +114,10 @@ class Probe:
             return self.outputs(self.call(images, labels), len(images))
 
     def call(self, images: Tensor, labels: Tensor | None) -> Any:
-        """Call the module, with labels if they are given."""
-        return self.module(images) if labels is None else self.module(images, labels)
+        """Call the module, with labels if they are given, on a copy of the images, which it may overwrite."""
+        if labels is None and self.needs_labels and self.labels is not None:
+            labels = self.labels[: len(images)]
+        return self.module(images.clone()) if labels is None else self.module(images.clone(), labels)
 
     @staticmethod
     def outputs(value: Any, n_images: int) -> list[Tensor]:
@@ -63,14 +126,20 @@ class Probe:
         return [tensor for tensor in tensors if tensor.dim() and len(tensor) == n_images]
 
 
-def captured_inputs(probe: Probe, names: Sequence[str]) -> dict[str, tuple[Any, ...]]:
-    """Return the positional inputs of submodules in one call, in evaluation mode.
+def _describe(value: Any) -> str:
+    leaves = pytree.tree_leaves(value)
+    kinds = [f"{x.dtype} {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__ for x in leaves]
+    return ", ".join(kinds[:4]) or "nothing"
+
+
+def captured_inputs(probe: Probe, names: Sequence[str]) -> dict[str, LayerInputs]:
+    """Return the arguments of submodules in one call, in evaluation mode.
 
     Args:
         probe: the module.
         names: names of submodules; the empty name is the module itself.
     """
-    inputs: dict[str, tuple[Any, ...]] = {}
+    inputs: dict[str, LayerInputs] = {}
     modules = dict(probe.module.named_modules())
     handles = []
     stacks = [m for m in modules.values() if isinstance(m, CapsuleStack) and m.schedule == "concurrent"]
@@ -79,8 +148,8 @@ def captured_inputs(probe: Probe, names: Sequence[str]) -> dict[str, tuple[Any, 
     for name in names:
         if name not in modules:
             known = ", ".join(repr(n) for n in list(modules)[1:12])
-            raise ValueError(f"the module has no submodule {name!r}: its submodules are {known}")
-        handles.append(modules[name].register_forward_pre_hook(_recorder(inputs, name)))
+            raise AuditArgumentError(f"the module has no submodule {name!r}: its submodules are {known}")
+        handles.append(modules[name].register_forward_pre_hook(_recorder(inputs, name), with_kwargs=True))
     try:
         probe.evaluate(probe.example)
     finally:
@@ -90,21 +159,23 @@ def captured_inputs(probe: Probe, names: Sequence[str]) -> dict[str, tuple[Any, 
             stack.schedule = "concurrent"
     for name in names:
         if name not in inputs:
-            raise ValueError(f"the submodule {name!r} was not called")
+            raise AuditArgumentError(f"the submodule {name!r} was not called")
     return inputs
 
 
-def _recorder(inputs: dict[str, tuple[Any, ...]], name: str) -> Callable[..., None]:
-    def record(_: nn.Module, arguments: tuple[Any, ...]) -> None:
-        inputs.setdefault(name, arguments)
+def _recorder(inputs: dict[str, LayerInputs], name: str) -> Callable[..., None]:
+    def record(_: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        inputs.setdefault(name, (arguments, options))
 
     return record
 
 
-def call_layer(layer: nn.Module, inputs: tuple[Any, ...]) -> list[Tensor]:
+def call_layer(layer: nn.Module, inputs: LayerInputs) -> list[Tensor]:
     """Return the floating-point tensors of a layer's output, without gradients."""
+    arguments, options = inputs
     with torch.no_grad():
-        return [t for t in pytree.tree_leaves(layer(*inputs)) if isinstance(t, Tensor) and t.is_floating_point()]
+        value = layer(*arguments, **options)
+        return [t for t in pytree.tree_leaves(value) if isinstance(t, Tensor) and t.is_floating_point()]
 
 
 def flat_pose(value: Any) -> Tensor:

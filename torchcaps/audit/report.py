@@ -8,7 +8,11 @@ __all__ = ["AuditReport", "AuditVerdict", "Finding"]
 
 
 class AuditVerdict(enum.Enum):
-    """Result of a check."""
+    """Result of a check.
+
+    >>> AuditVerdict("passed").name
+    'PASSED'
+    """
 
     PASSED = "passed"
     FAILED = "failed"
@@ -29,6 +33,10 @@ class Finding:
         result: what was found, with its numbers; for a check that did not run, the reason.
         why: why it matters.
         numbers: the numbers by name.
+
+    >>> finding = Finding("permutation", AuditVerdict.PASSED, "permuted children", "equal parents", "sums commute")
+    >>> finding.verdict.value
+    'passed'
     """
 
     check: str
@@ -57,6 +65,11 @@ class AuditReport:
     Args:
         name: the audited module.
         findings: one for each check.
+
+    >>> finding = Finding("permutation", AuditVerdict.PASSED, "permuted children", "equal parents", "sums commute")
+    >>> report = AuditReport("layer", (finding,))
+    >>> report.passed, report.failures
+    (True, ())
     """
 
     name: str

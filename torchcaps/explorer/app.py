@@ -36,8 +36,10 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     for status, text in {
         400: "The request can't be computed, or is not valid JSON.",
         403: "A request of another site.",
+        408: "The body stopped coming.",
         413: "The body is too large.",
         421: "The Host header is not this server's address.",
+        415: "The Content-Type is not accepted.",
         422: "A field is invalid.",
         503: "Too many requests at once.",
     }.items()
@@ -167,7 +169,11 @@ def _reply(compute: Callable[[], Any]) -> Response:
         result = compute()
     except (ValueError, TypeError, DataError) as error:
         return JSONResponse({"error": " ".join(str(error).split())}, 400)
-    return Response(json.dumps(result, allow_nan=False), media_type="application/json")
+    try:
+        content = json.dumps(result, allow_nan=False)
+    except ValueError:
+        return JSONResponse({"error": "the network computes NaN or infinite values for this input"}, 400)
+    return Response(content, media_type="application/json")
 
 
 def _add_errors(app: FastAPI) -> None:
@@ -176,12 +182,19 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
+        if first["type"] == "json_invalid":
+            return JSONResponse({"error": f"the body must be valid JSON: {first['ctx']['error']}"}, 422)
         where = ".".join(str(part) for part in first["loc"] if part != "body")
         return JSONResponse({"error": f"{where or 'the body'}: {first['msg']}"}, 422)
 
     @app.exception_handler(HTTPException)
     def rejected(request: Request, error: HTTPException) -> JSONResponse:
-        return JSONResponse({"error": str(error.detail)}, error.status_code, error.headers)
+        sentences = {
+            400: "the body must be valid JSON, without very large numbers or deep nesting",
+            404: "there is no such path: /openapi.json lists all",
+            405: "this method is not allowed here: /openapi.json lists all",
+        }
+        return JSONResponse({"error": sentences.get(error.status_code, error.detail)}, error.status_code, error.headers)
 
     @app.exception_handler(Exception)
     def failed(request: Request, error: Exception) -> JSONResponse:

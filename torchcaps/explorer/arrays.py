@@ -34,7 +34,10 @@ def decode_array(value: dict[str, Any], name: str) -> Tensor:
     if len(content) != expected:
         raise ValueError(f"{name}.data must have {expected} bytes for the shape {shape}, got {len(content)}")
     if not content:
-        return torch.zeros(shape, dtype=DTYPES[dtype])
+        try:
+            return torch.zeros(shape, dtype=DTYPES[dtype])
+        except RuntimeError as error:  # strides that overflow
+            raise ValueError(f"{name}.shape is too large: {shape}") from error
     tensor = torch.frombuffer(bytearray(content), dtype=DTYPES[dtype]).reshape(shape)
     if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
         raise ValueError(f"{name}.data must be finite, got NaN or infinite values")

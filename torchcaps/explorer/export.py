@@ -49,6 +49,8 @@ def export_page(runs: list[ExploredRun], path: Path) -> int:
     explorer = Explorer(runs)
     for statistics in explorer.statistics:
         statistics.wait()
+        if statistics.problem:  # such as weights that are NaN
+            raise ValueError(f"{statistics.run.name} can't be exported: {statistics.problem}")
     decoders: list[Any] = [_describe_decoder(run) for run in runs]
     order = _choose_samples(explorer, CHOICES[0][0])
     results = [[_describe_sample(explorer, n, index) for index in order] for n in range(len(runs))]
@@ -126,7 +128,7 @@ def _page_data(
         "order": order,
         "reason": (
             f"This file has {len(order)} images of the test set. To draw, move or attack an image, "
-            f"run: torchcaps explore {' '.join(run['name'] for run in info['runs'])}"
+            f"run: {_explore_command(info['runs'])}"
         ),
         "training": [_without_paths(run.training) for run in explorer.runs],
         "statistics": [statistics.describe() for statistics in explorer.statistics],
@@ -136,6 +138,12 @@ def _page_data(
         "parents": collect("parents"),
         "decoders": decoders,
     }
+
+
+def _explore_command(runs: list[dict[str, Any]]) -> str:
+    """Return the command that serves runs; the network of the package is the default, not a directory."""
+    names = [run["name"] for run in runs if run["weights"] != "pretrained"]
+    return " ".join(["torchcaps explore", *names])
 
 
 def _without_paths(training: dict[str, Any]) -> dict[str, Any]:

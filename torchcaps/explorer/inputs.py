@@ -18,7 +18,7 @@ from torchcaps.data.geometry import affine_matrix, warp_affine
 from torchcaps.explorer.arrays import decode_pixels
 from torchcaps.explorer.schema import ImageInput, Placement, Source
 from torchcaps.explorer.session import ExploredRun
-from torchcaps.training.inference import load_image
+from torchcaps.training.prediction import load_image
 
 __all__ = ["MAX_UPLOAD_BYTES", "MAX_UPLOAD_MEGAPIXELS", "InputCache", "ResolvedInput", "fit_image", "read_upload"]
 

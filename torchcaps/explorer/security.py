@@ -1,5 +1,6 @@
 """Protection of the local server: Host and Origin checks, security headers, limits of size and concurrency."""
 
+import asyncio
 import ipaddress
 import json
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -15,6 +16,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 MAX_BODY_BYTES = 5 * 2**20
 MAX_CONCURRENT_REQUESTS = 16  # of the API; several tabs may load at once
+BODY_TIMEOUT_S = 2.5  # without a byte of the body; shorter than the server waits when it stops
 TOO_LARGE = f"the body must have at most {MAX_BODY_BYTES // 2**20} MB"
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
@@ -55,19 +57,35 @@ class Guard:
         if scope["type"] != "http":  # no web sockets
             await send({"type": "websocket.close", "code": 1008})
             return
+        try:
+            await self._answer(scope, receive, send)
+        except asyncio.CancelledError:  # the server stops and does not wait any longer
+            await _reject(send, 503, "the server is stopping")
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         problem = self._check(scope)
         if problem is not None:
             await _reject(send, *problem)
             return
-        if not scope.get("path", "").startswith("/api/"):  # files in memory: nothing to limit
-            await self._forward(scope, receive, send)
+        try:
+            body = await _read_body(receive)
+        except TimeoutError:
+            await _reject(send, 408, f"the body stopped for {BODY_TIMEOUT_S:g} seconds")
             return
-        if self.n_requests >= MAX_CONCURRENT_REQUESTS:
+        if body is None:
+            return
+        if len(body) > MAX_BODY_BYTES:
+            await _reject(send, 413, TOO_LARGE)
+            return
+        if not scope.get("path", "").startswith("/api/"):  # files in memory: nothing to limit
+            await self._forward(scope, body, receive, send)
+            return
+        if self.n_requests >= MAX_CONCURRENT_REQUESTS:  # a client that is slow to send holds no place
             await _reject(send, 503, f"more than {MAX_CONCURRENT_REQUESTS} requests at once: try again in a moment")
             return
         self.n_requests += 1
         try:
-            await self._forward(scope, receive, send)
+            await self._forward(scope, body, receive, send)
         finally:
             self.n_requests -= 1
 
@@ -90,6 +108,11 @@ class Guard:
             return 400, "the Content-Length header must be a number"
         if any(len(length) > 9 or int(length) > MAX_BODY_BYTES for length in lengths):
             return 413, TOO_LARGE
+        kind = headers.get(b"content-type", [b""])[0].partition(b";")[0].strip().lower()
+        path = scope.get("path", "")
+        takes_json = scope.get("method") == "POST" and path.startswith("/api/") and path != "/api/upload"
+        if takes_json and kind != b"application/json":
+            return 415, "the Content-Type must be application/json"
         return None
 
     def _accepts_host(self, host: str) -> bool:
@@ -104,20 +127,9 @@ class Guard:
             return name != "" and name == self.host.lower()
         return address.is_loopback or not is_local
 
-    async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Read the body up to the limit, then pass the request on, with security headers on its response."""
-        body = bytearray()
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return
-            body += message.get("body", b"")
-            if len(body) > MAX_BODY_BYTES:
-                await _reject(send, 413, TOO_LARGE)
-                return
-            if not message.get("more_body", False):
-                break
-        messages: list[Message] = [{"type": "http.request", "body": bytes(body), "more_body": False}]
+    async def _forward(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
+        """Pass a request with its body on, with security headers on its response."""
+        messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def replay() -> Message:
             return messages.pop() if messages else await receive()
@@ -128,6 +140,19 @@ class Guard:
             await send(message)
 
         await self.app(scope, replay, guarded_send)
+
+
+async def _read_body(receive: Receive) -> bytes | None:
+    """Return the body, cut after the limit; ``None`` if the client is gone. Raise a TimeoutError if it stalls."""
+    body = bytearray()
+    while len(body) <= MAX_BODY_BYTES:
+        message = await asyncio.wait_for(receive(), BODY_TIMEOUT_S)
+        if message["type"] == "http.disconnect":
+            return None
+        body += message.get("body", b"")
+        if not message.get("more_body", False):
+            break
+    return bytes(body)
 
 
 def _is_loopback(host: str) -> bool:

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import functools
+import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,12 +21,14 @@ from torchcaps.data import Batch, DataError, Dataset, create_dataset, create_pip
 from torchcaps.explorer.equations import routing_equation
 from torchcaps.models import CapsuleNetwork, Network, create_model
 from torchcaps.models.heads import ActivationHead, SharedClassifier
-from torchcaps.models.pretrained import list_pretrained
+from torchcaps.models.pretrained import has_pretrained_decoder, list_pretrained
 from torchcaps.profiling import estimate_memory, summarize
 from torchcaps.profiling.summary import short_repr
 from torchcaps.training.config import RunSpec
-from torchcaps.training.inference import TrainedRun, unprocessed_shape
+from torchcaps.training.errors import RunError
+from torchcaps.training.inference import TrainedRun
 from torchcaps.training.logging import read_metrics
+from torchcaps.training.prediction import unprocessed_shape
 from torchcaps.training.setup import open_test_set
 
 __all__ = ["ExploredRun", "compute_lock", "iterations_changed", "load_pretrained_run"]
@@ -166,12 +169,15 @@ class ExploredRun:
         """The layer table, the memory of a training step, the learning curve and the settings."""
         summary = summarize(self._reference)
         memory = estimate_memory(self._reference, self.run.spec.recipe.batch_size)
-        rows = read_metrics(Path(self.run.path) / "metrics.csv")
+        try:
+            rows = read_metrics(Path(self.run.path) / "metrics.csv")
+        except RunError as error:
+            raise ValueError(str(error)) from error
         return {
             "title": summary.title,
             "table": summary.cells(),
             "memory": {**dataclasses.asdict(memory), "batch_size": self.run.spec.recipe.batch_size},
-            "curve": [{name: row.get(name) for name in CURVE_COLUMNS} for row in rows],
+            "curve": [{name: _finite(row.get(name)) for name in CURVE_COLUMNS} for row in rows],
             "settings": to_plain(self.run.spec),
         }
 
@@ -185,14 +191,20 @@ class ExploredRun:
         return "activation" if isinstance(network.head, ActivationHead) else "length"
 
 
+def _finite(value: float | None) -> float | None:
+    """Return a number that JSON can represent; ``None`` for those of a training that diverged."""
+    return value if value is not None and math.isfinite(value) else None
+
+
 def load_pretrained_run() -> TrainedRun | None:
     """Return a network with the weights of the package as a run; ``None`` if the package has no weights."""
     names = list_pretrained()
     if not names:
         return None
     name = DEFAULT_PRETRAINED if DEFAULT_PRETRAINED in names else names[0]
-    spec = RunSpec.of(name)
-    model = create_model(name, pretrained=True)
+    changes: dict[str, Any] = {"reconstruction": True} if has_pretrained_decoder(name) else {}
+    spec = RunSpec.of(name, **changes)
+    model = create_model(name, pretrained=True, **changes)
     classes = tuple(str(index) for index in range(model.spec.classes))
     digits = create_dataset(EMBEDDED, "test")
     if (model.spec.classes, model.n_objects) == (digits.n_classes, 1) and "mnist" in spec.recipe.data:

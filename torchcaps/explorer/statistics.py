@@ -22,6 +22,10 @@ BINS = 20
 MAX_CONFUSION_CLASSES = 200
 
 
+class _StoppedError(Exception):
+    """The server stops while an analysis runs."""
+
+
 class Statistics:
     """Predictions for all test images, and from a part of them dead capsules and coupling entropy.
 
@@ -67,17 +71,25 @@ class Statistics:
     def _run(self) -> None:
         try:
             self._compute()
+        except _StoppedError:
+            pass
         except Exception as error:  # shown on the page; the other panels still work
             self.problem = f"statistics are not available: {error}"
         self._ready.set()
 
+    @property
+    def _batch_size(self) -> int:
+        """Images per forward pass, limited if the settings of the run ask for much memory."""
+        limit = self.run.run.max_batch_size
+        return BATCH_SIZE if limit is None else min(BATCH_SIZE, limit)
+
     def _compute(self) -> None:
         run = self.run
         probabilities, true, predicted = [], [], []
-        for start in range(0, run.n_samples, BATCH_SIZE):
+        for start in range(0, run.n_samples, self._batch_size):
             if self._stop.is_set():
                 return
-            images, labels = run.sample(list(range(start, min(start + BATCH_SIZE, run.n_samples))))
+            images, labels = run.sample(list(range(start, min(start + self._batch_size, run.n_samples))))
             with compute_lock, torch.no_grad():
                 scores = run.pixels(images).scores.float()
                 probabilities.append(run.model.probabilities(scores))
@@ -166,13 +178,15 @@ class Statistics:
             prepared = self._preprocess(images)
             summary["n_traced"] = len(images)
             with compute_lock:
-                maps = coupling_maps(network, prepared, n_kept=0, batch_size=BATCH_SIZE, progress=_yield_lock)
+                maps = coupling_maps(
+                    network, prepared, n_kept=0, batch_size=self._batch_size, progress=self._yield_lock
+                )
             for layer in maps.layers:
                 mean = None if layer.entropy is None else layer.entropy.mean(0).tolist()
                 summary["layers"].append({"name": layer.name, "entropy": mean, "why": layer.why_no_entropy})
             try:
                 with compute_lock:
-                    dead = dead_capsules(network, prepared, batch_size=BATCH_SIZE, progress=_yield_lock)
+                    dead = dead_capsules(network, prepared, batch_size=self._batch_size, progress=self._yield_lock)
             except ValueError as error:
                 summary["dead"] = [{"name": "all layers", "n": 0, "n_dead": 0, "why": str(error)}]
             else:
@@ -181,6 +195,16 @@ class Statistics:
                     for layer in dead.layers
                 ]
         return summary
+
+    def _yield_lock(self) -> None:
+        """Let a waiting request compute, between two batches of an analysis; end the analysis if the server stops."""
+        compute_lock.release()
+        try:
+            time.sleep(PAUSE_S)
+        finally:
+            compute_lock.acquire()
+        if self._stop.is_set():
+            raise _StoppedError
 
     def _preprocess(self, images: Tensor) -> Tensor:
         """Return the input of the network itself for pixels in 0..1."""
@@ -216,12 +240,3 @@ class Statistics:
             "present": torch.histc(present, BINS, 0, 1).int().tolist(),
             "absent": torch.histc(absent, BINS, 0, 1).int().tolist(),
         }
-
-
-def _yield_lock() -> None:
-    """Let a waiting request compute, between two batches of an analysis."""
-    compute_lock.release()
-    try:
-        time.sleep(PAUSE_S)
-    finally:
-        compute_lock.acquire()

@@ -2,9 +2,6 @@
 
 import math
 import os
-import subprocess
-import sys
-import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any, Literal
@@ -13,11 +10,14 @@ import torch
 from torch import Tensor
 
 from torchcaps._core.optional import import_optional
+from torchcaps._core.parser_process import ParserError, parse_arrays
 from torchcaps.models import Network, create_model
 
 __all__ = ["ConversionError", "convert_keras", "read_arrays"]
 
-MAX_BYTES = 2**30
+SCRIPT = Path(__file__).with_name("keras_parser.py")
+MAX_BYTES = 2**30  # of an .npz file
+MAX_MEMORY_BYTES = 2**32  # of the process that parses an .h5 file
 PARSER_TIMEOUT_S = 300
 ChildOrder = Literal["position", "type"]
 
@@ -36,17 +36,11 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     if path.suffix not in (".h5", ".hdf5"):
         raise ConversionError(f"{path} must be an .h5, .hdf5 or .npz file")
     import_optional("h5py", "reading .h5 files")
-    with tempfile.TemporaryDirectory() as directory:
-        target = Path(directory, "arrays.npz")
-        command = [sys.executable, "-I", str(Path(__file__).with_name("keras_parser.py")), str(path), str(target)]
-        try:
-            result = subprocess.run(command, capture_output=True, text=True, timeout=PARSER_TIMEOUT_S)
-        except subprocess.TimeoutExpired as error:
-            raise ConversionError(f"{path} could not be read within {PARSER_TIMEOUT_S} s") from error
-        if result.returncode:
-            lines = result.stderr.strip().splitlines() or [f"the parser stopped with code {result.returncode}"]
-            raise ConversionError(f"{path} can't be read: {lines[-1][:200]}")
-        return _read_npz(target)
+    try:
+        arrays = parse_arrays(SCRIPT, path, max_bytes=MAX_MEMORY_BYTES, timeout_s=PARSER_TIMEOUT_S)
+    except ParserError as error:
+        raise ConversionError(f"{path} can't be read: {str(error)[:200]}") from error
+    return {name: array for name, array in arrays.items() if array is not None}
 
 
 def _read_npz(path: Path) -> dict[str, Tensor]:
@@ -56,11 +50,15 @@ def _read_npz(path: Path) -> dict[str, Tensor]:
             if sum(entry.file_size for entry in archive.infolist()) > MAX_BYTES:
                 raise ConversionError(f"{path} has more than {MAX_BYTES:,} bytes")
         with numpy.load(path, allow_pickle=False) as arrays:
-            return {name: torch.from_numpy(arrays[name]).float() for name in arrays.files}
+            tensors = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
     except ConversionError:
         raise
     except Exception as error:  # zipfile and numpy raise several types
-        raise ConversionError(f"{path} is not a valid .npz file: {str(error)[:200]}") from error
+        raise ConversionError(f"{path} is not a valid .npz file: {' '.join(str(error).split())[:200]}") from error
+    for name, tensor in tensors.items():
+        if tensor.is_complex():
+            raise ConversionError(f"{path}: {name[:100]} is an array of complex numbers")
+    return {name: tensor.float() for name, tensor in tensors.items()}
 
 
 def convert_keras(
@@ -85,6 +83,9 @@ def convert_keras(
             ``d * types + type``.
     """
     arrays = read_arrays(path)
+    for name, array in arrays.items():
+        if not array.numel():
+            raise ConversionError(f"{path}: {name[:100]} is an empty array {list(array.shape)}")
     kernels = {name: _squeeze(array) for name, array in arrays.items()}
     four = {name: array for name, array in kernels.items() if array.dim() == 4}
     conv1 = _single(path, "the first convolution [k, k, channels, width]", four, _is_kernel(image[0]))

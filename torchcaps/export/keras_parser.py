@@ -1,50 +1,48 @@
-"""Child process that reads the arrays of a Keras .h5 file: ``python -I keras_parser.py FILE.h5 OUT.npz``.
+"""Parser of Keras .h5 files, which runs in a process without torch; see `torchcaps._core.parser_server`.
 
-HDF5 is parsed by a large C library, so an untrusted file is read in a process of its own, with limited memory. Only
-arrays of floating-point numbers inside of the file are read; links to other files are not followed.
+HDF5 is parsed by a large C library. Only arrays of floating-point numbers inside of the file are read; links to other
+files are not followed.
 """
 
-import contextlib
 import importlib
-import sys
+from typing import Any
 
+__all__ = ["MODULES", "PARSE", "load_h5_arrays"]
+
+MODULES = ("numpy", "h5py")
 MAX_ELEMENTS = 2**28
 MAX_ARRAYS = 1000
-MAX_MEMORY_BYTES = 2**32
+MAX_DEPTH = 20
 
 
-def main(source: str, target: str) -> None:
-    """Write all arrays of a file to an .npz file."""
-    with contextlib.suppress(ImportError, ValueError, OSError):
-        import resource
+def load_h5_arrays(path: str, variables: object = None) -> dict[str, Any]:
+    """Return all arrays of a file in float32 by their paths in it."""
+    numpy, h5py = map(importlib.import_module, MODULES)
+    arrays: dict[str, Any] = {}
+    n_elements = n_items = 0
 
-        resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
-    h5py, numpy = importlib.import_module("h5py"), importlib.import_module("numpy")  # optional dependencies
-    arrays: dict[str, object] = {}
-    total = 0
-
-    def visit(group: object, prefix: str, depth: int) -> None:
-        nonlocal total
-        if depth > 20:
-            raise SystemExit("groups are nested too deeply")
-        for name in group:  # type: ignore[attr-defined]
-            if not isinstance(group.get(name, getlink=True), h5py.HardLink):  # type: ignore[attr-defined]
-                raise SystemExit(f"{prefix}{name} is a link, which is not followed")
-            item = group[name]  # type: ignore[index]
+    def visit(group: Any, prefix: str, depth: int) -> None:
+        nonlocal n_elements, n_items
+        if depth > MAX_DEPTH:
+            raise ValueError("groups are nested too deeply")
+        for name in group:
+            n_items += 1
+            if not isinstance(group.get(name, getlink=True), h5py.HardLink):
+                raise ValueError(f"{prefix}{name} is a link, which is not followed")
+            item = group[name]
             if isinstance(item, h5py.Group):
                 visit(item, f"{prefix}{name}/", depth + 1)
             elif isinstance(item, h5py.Dataset) and item.dtype.kind == "f":
                 if item.external or item.is_virtual:
-                    raise SystemExit(f"{prefix}{name} is stored in another file")
-                total += item.size
-                if total > MAX_ELEMENTS or len(arrays) >= MAX_ARRAYS:
-                    raise SystemExit("it is too large")
-                arrays[prefix + name] = numpy.asarray(item[()], dtype=numpy.float32)
+                    raise ValueError(f"{prefix}{name} is stored in another file")
+                n_elements += item.size
+                arrays[prefix + name] = None if n_elements > MAX_ELEMENTS else numpy.asarray(item[()], numpy.float32)
+            if n_elements > MAX_ELEMENTS or n_items > MAX_ARRAYS:
+                raise ValueError("it is too large")
 
-    with h5py.File(source, "r") as file:
+    with h5py.File(path, "r") as file:
         visit(file, "", 0)
-    numpy.savez(target, **arrays)
+    return arrays
 
 
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+PARSE = load_h5_arrays

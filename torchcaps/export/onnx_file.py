@@ -1,5 +1,7 @@
 """Export to ONNX, checked against onnxruntime."""
 
+import contextlib
+import functools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,12 +12,22 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps._core.files import write_atomic
+from torchcaps._core.machine import physical_memory
 from torchcaps._core.optional import import_optional
 from torchcaps.capsules import Capsules
 from torchcaps.data.transforms import Transform
 from torchcaps.export.metadata import Metadata
 from torchcaps.export.parity import MAX_DIFFERENCE, Parity, ParityError, check_parity
-from torchcaps.export.program import DecoderProgram, LayerProgram, Program, as_inputs, export_program, prepare, quiet
+from torchcaps.export.program import (
+    DecoderProgram,
+    LayerProgram,
+    Program,
+    as_inputs,
+    check_export_path,
+    export_program,
+    prepare,
+    quiet,
+)
 from torchcaps.models import CapsuleNetwork, Network
 
 __all__ = ["Exported", "OnnxSession", "start_session", "to_onnx"]
@@ -50,15 +62,21 @@ class OnnxSession:
     Args:
         content: the file.
         num_threads: number of CPU threads; default: as many as torch uses.
+        limit_memory: raise an error instead of taking more than half of the machine's memory: a graph can compute the
+            sizes of its tensors from the image.
     """
 
-    def __init__(self, content: bytes, num_threads: int | None = None) -> None:
+    def __init__(self, content: bytes, num_threads: int | None = None, limit_memory: bool = False) -> None:
         os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # read when onnxruntime is imported
         runtime = import_optional("onnxruntime", "running ONNX files")
         options = runtime.SessionOptions()
         options.intra_op_num_threads = num_threads or torch.get_num_threads()
-        options.log_severity_level = 3  # errors
-        self.session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+        options.log_severity_level = 4  # errors are raised; their log would print names in the file as they are
+        if limit_memory:
+            _register_limited_arena(runtime)
+            options.add_session_config_entry("session.use_env_allocators", "1")
+        arguments = {"providers": ["CPUExecutionProvider"], "enable_fallback": 0}  # a fallback would be the same
+        self.session = runtime.InferenceSession(content, options, **arguments)
         self.inputs = [value.name for value in self.session.get_inputs()]
         self.outputs = [value.name for value in self.session.get_outputs()]
 
@@ -67,6 +85,16 @@ class OnnxSession:
         arrays = {name: tensor.numpy() for name, tensor in inputs.items() if name in self.inputs}
         results = self.session.run(self.outputs, arrays)
         return {name: torch.from_numpy(array) for name, array in zip(self.outputs, results, strict=True)}
+
+
+@functools.cache
+def _register_limited_arena(runtime: Any) -> None:
+    """Register the allocator of sessions with limited memory, once per process."""
+    kind, memory = runtime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, runtime.OrtMemType.DEFAULT
+    settings = (physical_memory() // 2, 1, -1, -1)  # extended by the requested size; the rest by default
+    device = runtime.OrtMemoryInfo("Cpu", kind, 0, memory)
+    with contextlib.suppress(RuntimeError):  # the application has registered its own
+        runtime.create_and_register_allocator(device, runtime.OrtArenaCfg(*settings))
 
 
 def start_session(content: bytes, num_threads: int | None = None) -> OnnxSession:
@@ -120,6 +148,9 @@ def to_onnx(
         os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
         import_optional(package, "export to ONNX")
     path = Path(path).expanduser()
+    check_export_path(path)
+    if decoder == "beside" and getattr(model, "decoder", None) is None:
+        raise ValueError("decoder='beside' needs a model with a decoder, and this one has none")
     module, inputs = prepare(model, stored=True), as_inputs(model, example)
     texts: dict[str, str] = {}
     if isinstance(module, Network):
@@ -132,15 +163,15 @@ def to_onnx(
     content, parity = _export(program, inputs, outputs, texts, limit)
     beside = None
     if decoder == "beside":
-        if not isinstance(module, CapsuleNetwork) or module.decoder is None:
-            raise ValueError("decoder='beside' needs a model with a decoder, and this one has none")
+        assert isinstance(module, CapsuleNetwork)
+        assert module.decoder is not None
         beside = path.with_name(f"{path.stem}-decoder{path.suffix}")
         labels = module.predict(outputs["scores"])
         decoding = DecoderProgram(module.decoder)
         arguments = {"capsules": outputs["capsules"], "labels": labels}
         decoder_content, _ = _export(decoding, arguments, decoding(**arguments), texts, limit)
-        write_atomic(beside, decoder_content)
-    write_atomic(path, content)
+        write_atomic(beside, decoder_content, ValueError)
+    write_atomic(path, content, ValueError)
     return Exported(path, parity, len(content), tuple(outputs), beside)
 
 
@@ -162,6 +193,7 @@ def _export(
             custom_translation_table={
                 torch.ops.aten.sort.stable: _stable_sort,
                 torch.ops.aten.digamma.default: _digamma,
+                torch.ops.aten._linalg_solve_ex.default: _solve,
             },
         )
     proto = onnx_program.model_proto
@@ -200,6 +232,26 @@ def _digamma(self: Any) -> Any:
     series = op.Sub(1 / 12, op.Mul(square, op.Sub(1 / 120, op.Mul(square, 1 / 252))))
     tail = op.Add(op.Mul(inverse, 0.5), op.Mul(square, series))
     return op.Sub(op.Sub(op.Log(large), tail), below)
+
+
+def _solve(A: Any, B: Any, *, left: bool = True, check_errors: bool = False) -> Any:
+    """Return ``torch.linalg.solve_ex`` of a few equations, which ONNX lacks, by Gauss-Jordan elimination.
+
+    It does not pivot: the matrices must be positive definite. LU factors, pivots and info are placeholders.
+    """
+    op = import_optional("onnxscript", "export to ONNX").opset18
+    numpy, onnx = import_optional("numpy", "export to ONNX"), import_optional("onnx", "export to ONNX")
+    size = int(A.shape[-1])
+    rows = op.Concat(A, B, axis=-1)  # [B, m, m + n]
+    for k in range(size):
+        at, after = op.Constant(value_ints=[k]), op.Constant(value_ints=[k + 1])
+        row = op.Slice(rows, at, after, op.Constant(value_ints=[1]))
+        column = op.Slice(rows, at, after, op.Constant(value_ints=[2]))
+        pivot = op.Div(row, op.Slice(row, at, after, op.Constant(value_ints=[2])))
+        unit = op.Constant(value=onnx.numpy_helper.from_array(numpy.eye(size, dtype=numpy.float32)[:, k : k + 1]))
+        rows = op.Sub(rows, op.Mul(op.Sub(column, unit), pivot))  # row k becomes the pivot row, column k a unit vector
+    ends = (op.Constant(value_ints=[size]), op.Constant(value_ints=[2**31]), op.Constant(value_ints=[2]))
+    return op.Slice(rows, *ends), op.Identity(A), op.Identity(B), op.Identity(B)
 
 
 def _strip(graph: Any) -> None:

@@ -2,9 +2,11 @@
 
 import copy
 import logging
+import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,6 +27,7 @@ __all__ = [
     "Program",
     "all_nodes",
     "as_inputs",
+    "check_export_path",
     "export_program",
     "prepare",
     "quiet",
@@ -155,6 +158,17 @@ def _capsule_outputs(capsules: Capsules, pose: str, activation: str) -> dict[str
 def _couplings(prefix: str, trace: Any) -> dict[str, Tensor]:
     couplings = {f"couplings_{prefix}{t}": coupling for t, coupling in enumerate(trace.couplings, start=1)}
     return {name: coupling.contiguous() for name, coupling in couplings.items() if coupling is not None}
+
+
+def check_export_path(path: Path) -> None:
+    """Raise a ValueError if a file can't be written, before an export that can take minutes."""
+    directory = next((parent for parent in path.parents if parent.exists()), path.parent)
+    if path.is_dir():
+        raise ValueError(f"{path} can't be written: it is a directory")
+    if not directory.is_dir():
+        raise ValueError(f"{path} can't be written: {directory} is not a directory")
+    if not os.access(directory, os.W_OK):
+        raise ValueError(f"{path} can't be written: no permission to write to {directory}")
 
 
 def prepare(module: nn.Module, stored: bool) -> nn.Module:

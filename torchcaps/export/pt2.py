@@ -14,7 +14,16 @@ from torchcaps.data.transforms import Transform
 from torchcaps.export.metadata import Metadata
 from torchcaps.export.onnx_file import Exported
 from torchcaps.export.parity import MAX_DIFFERENCE, check_parity
-from torchcaps.export.program import LayerProgram, Program, all_nodes, as_inputs, export_program, prepare, quiet
+from torchcaps.export.program import (
+    LayerProgram,
+    Program,
+    all_nodes,
+    as_inputs,
+    check_export_path,
+    export_program,
+    prepare,
+    quiet,
+)
 from torchcaps.models import Network
 
 __all__ = ["METADATA_FILE", "to_pt2"]
@@ -57,6 +66,7 @@ def to_pt2(
     torch.Size([7, 3, 4])
     """
     path = Path(path).expanduser()
+    check_export_path(path)
     module, inputs = prepare(model, stored=plain), as_inputs(model, example)
     texts: dict[str, str] = {}
     if isinstance(module, Network):
@@ -67,7 +77,7 @@ def to_pt2(
     graph = export_program(program, inputs)
     if plain:
         _check_plain(graph)
-    with atomic_path(path) as temporary, quiet():
+    with atomic_path(path, ValueError) as temporary, quiet():
         torch.export.save(graph, temporary, extra_files={METADATA_FILE: json.dumps(texts)})
         loaded = torch.export.load(temporary).module()
         parity = check_parity(program, lambda part: loaded(*part.values()), inputs, limit)

@@ -36,7 +36,7 @@ def quantize_onnx(source: str | os.PathLike[str], target: str | os.PathLike[str]
     _convert_weights(model, kind)
     content = model.SerializeToString(deterministic=True)
     validate_onnx(content)
-    write_atomic(Path(target).expanduser(), content)
+    write_atomic(Path(target).expanduser(), content, ValueError)
     return len(content)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchcaps._core.optional import import_optional
+from torchcaps._core.optional import MissingExtraError, import_optional
 from torchcaps.capsules import Capsules
 from torchcaps.data import Pipeline, ScalePixels, list_datasets
 from torchcaps.data.transforms import Normalize
@@ -140,7 +140,10 @@ class OnnxModel(Network):
         """Run the graph. Labels are ignored: predicted classes are decoded. The trace is not available."""
         if images.dim() != 4 or tuple(images.shape[1:]) != self.spec.image:
             raise ValueError(f"images must be [B, {', '.join(map(str, self.spec.image))}], got {list(images.shape)}")
-        found = self.session({"images": images.detach().to("cpu", torch.float32).contiguous()})
+        try:
+            found = self.session({"images": images.detach().to("cpu", torch.float32).contiguous()})
+        except Exception as error:  # onnxruntime raises types of its own
+            raise ExportFormatError(f"onnxruntime can't run its graph: {_shorten(error)}") from error
         scores = found["scores"]
         if scores.shape != (len(images), self.spec.classes):
             raise ExportFormatError(f"its scores must be [B, {self.spec.classes}], got {list(scores.shape)}")
@@ -149,7 +152,7 @@ class OnnxModel(Network):
 
 
 def load_onnx(path: str | os.PathLike[str], num_threads: int | None = None) -> TrainedRun:
-    """Load an ONNX file written by `to_onnx`, for `torchcaps.training.inference.predict` and `evaluate_runs`.
+    """Load an ONNX file written by `to_onnx`, for `predict` and `evaluate_runs` of `torchcaps.training`.
 
     The file is untrusted input; see `validate_onnx`. Its name of a data set is used only if it is registered.
 
@@ -188,9 +191,14 @@ def load_onnx(path: str | os.PathLike[str], num_threads: int | None = None) -> T
 def _start(content: bytes, num_threads: int | None) -> OnnxSession:
     """Start a session; raise an `ExportFormatError` if onnxruntime rejects the graph."""
     try:
-        return OnnxSession(content, num_threads)
-    except ValueError:
-        raise  # a missing package
+        return OnnxSession(content, num_threads, limit_memory=True)
+    except MissingExtraError:
+        raise
     except Exception as error:  # onnxruntime raises types of its own
-        reason = " ".join(str(error).split())[:200]
-        raise ExportFormatError(f"onnxruntime rejects it: {reason}") from error
+        raise ExportFormatError(f"onnxruntime rejects it: {_shorten(error)}") from error
+
+
+def _shorten(error: Exception) -> str:
+    if "Available memory of" in str(error):  # of the arena
+        return "it needs more than half of the machine's memory"
+    return " ".join(str(error).split())[:200] or type(error).__name__

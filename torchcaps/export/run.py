@@ -15,7 +15,8 @@ from torchcaps.export.onnx_file import DecoderPlacement, Exported, to_onnx
 from torchcaps.export.parity import MAX_DIFFERENCE, ParityError
 from torchcaps.export.program import BATCH_SIZES, Program
 from torchcaps.export.pt2 import to_pt2
-from torchcaps.training.inference import TrainedRun, unprocessed_shape
+from torchcaps.training.inference import TrainedRun
+from torchcaps.training.prediction import unprocessed_shape
 
 __all__ = ["ExportFormat", "export_run"]
 

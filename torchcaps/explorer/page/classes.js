@@ -1,6 +1,6 @@
 // Class capsules: scores as bars, with the margins of the loss.
 
-import { drawing, format, s, text } from "./dom.js";
+import { drawing, format, s, selectable, text } from "./dom.js";
 
 const MAX_BARS = 12;
 const WIDTH = 420;
@@ -16,7 +16,7 @@ export function targetOf(ctx, run) {
 export const classesPanel = {
   id: "classes",
   title: "Class capsules",
-  about: "The score of each class, highest first. Dashed lines are the margins of the loss: below the first a class counts as absent, above the second as present. Select a class to follow it in the other panels.",
+  about: "The score of each class, highest first. Dashed lines are the margins of the loss: below the first a class counts as absent, above the second as present. A loss without margins has one line, at 0.5. Select a class to follow it in the other panels.",
   draw(ctx, run) {
     const { classes, margins, score } = ctx.info.runs[run];
     const result = ctx.results[run];
@@ -48,17 +48,10 @@ function bar(ctx, result, classes, index, row, left, scale, target) {
   const y = ROW * row;
   const isLabel = result.labels?.includes(index);
   const kind = result.predicted.includes(index) ? "predicted" : "other";
-  const follow = () => ctx.state.set({ target: index, offsets: {} });
+  const label = `${classes[index]}: ${format(value)}${isLabel ? ", the label" : ""}`;
   const group = s("g", {
-    class: `bar ${kind}${index === target ? " target" : ""}`, tabindex: 0, role: "button",
-    "aria-label": `${classes[index]}: ${format(value)}${isLabel ? ", the label" : ""}`,
-    "aria-pressed": String(index === target), "data-class": index, "data-value": value.toFixed(6), onclick: follow,
-    onkeydown: (event) => {
-      if (event.key === "Enter" || event.key === " ") {
-        event.preventDefault();
-        follow();
-      }
-    },
+    class: `bar ${kind}${index === target ? " target" : ""}`, "data-class": index, "data-value": value.toFixed(6),
+    ...selectable(`class ${index}`, label, () => ctx.state.set({ target: index, offsets: {} }), index === target),
   });
   group.append(
     s("rect", { x: 0, y, width: WIDTH, height: ROW, class: "hit" }),

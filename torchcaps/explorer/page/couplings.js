@@ -1,8 +1,8 @@
 // Couplings of every iteration: maps by parent or the whole matrix, with entropy and sums.
 
 import { decodeArray } from "./arrays.js";
-import { MAPS, button, colorAt, drawing, format, h, matrixImage, s, select, slider, text } from "./dom.js";
-import { shorten } from "./classes.js";
+import { MAPS, button, colorAt, drawing, format, h, matrixImage, s, select, selectable, slider, text, withCellTips, withTip } from "./dom.js";
+import { shorten, targetOf } from "./classes.js";
 
 const WIDTH = 420;
 const MAX_MAPS = 20;
@@ -32,12 +32,20 @@ export function shownIteration(ctx, layer) {
 export const parentName = (ctx, run, shown, parent) =>
   shown.last ? ctx.info.runs[run].classes[parent] : `type ${parent}`;
 
+/** Return the parent whose numbers the page shows: the chosen class in the last layer. */
+export function shownParent(ctx, run, shown) {
+  return shown.last ? targetOf(ctx, run) : Math.min(ctx.state.get().parent, shown.layer.parents - 1);
+}
+
+/** Return the state that selects a parent. */
+export const parentState = (shown, parent) => (shown.last ? { target: parent, offsets: {} } : { parent });
+
 let timer = 0;
 
 export const couplingsPanel = {
   id: "couplings",
   title: "Couplings",
-  about: "How strongly each child is coupled to each parent, by the position of the child. White is the uniform coupling, orange is above, purple below. Step through the iterations and watch the agreement form.",
+  about: "How strongly each child is coupled to each parent, by the position of the child. White is the uniform coupling, orange is above, purple below. Step through the iterations and watch the agreement form; select a parent to see its numbers in the equation.",
   needs: "capsules",
   controls(ctx) {
     const layers = ctx.info.runs[0].layers;
@@ -69,7 +77,7 @@ export const couplingsPanel = {
       for (const control of [position, play]) control.classList.toggle("hidden", single);
     });
     const chooseLayer = layers.length > 1 && select("Layer", layers.map((layer, n) => [n, layer.name]), layers.length - 1,
-      (value) => ctx.state.set({ layer: Number(value), site: null }), "layer");
+      (value) => ctx.state.set({ layer: Number(value), site: null, parent: 0 }), "layer");
     const position2d = select("Parents at", [], "", (value) => ctx.state.set({ site: value.split(",").map(Number) }), "site");
     ctx.onResults(() => {
       const layer = shownLayer(ctx, 0)?.layer;
@@ -145,16 +153,23 @@ function drawMaps(ctx, run, shown) {
   const perRow = parents <= 5 ? parents : 5;
   const size = Math.min(74, WIDTH / perRow - 10);
   const order = shown.last ? ctx.results[run].order : [...Array(layer.parents).keys()];
+  const chosen = shownParent(ctx, run, shown);
   const cells = order.slice(0, parents).map((parent, n) => {
     const x = (n % perRow) * (WIDTH / perRow) + (WIDTH / perRow - size) / 2;
     const y = Math.floor(n / perRow) * (size + 24) + 16;
     const name = shorten(parentName(ctx, run, shown, parent), 7);
     const activity = shown.activity.data[t * layer.parents + parent];
-    const image = matrixImage(means[t][parent], rows, columns, [x, y, size, size * (rows / columns)], color);
-    const tip = `${name}: activity ${format(activity)}; couplings ${format(Math.min(...means[t][parent].filter(Number.isFinite)))} to ${format(Math.max(...means[t][parent].filter(Number.isFinite)))}`;
-    image.append(s("title", {}, tip));
-    image.addEventListener("click", () => ctx.state.set({ target: shown.last ? parent : ctx.state.get().target }));
-    return [image, text(x, y - 4, name, { class: "name" }), text(x + size, y - 4, format(activity, 2), { class: "tick", "text-anchor": "end" })];
+    const box = [x, y, size, size * (rows / columns)];
+    const values = means[t][parent];
+    const image = withCellTips(matrixImage(values, rows, columns, box, color), rows, columns, (row, column) =>
+      `${parentName(ctx, run, shown, parent)}, row ${row}, column ${column}: coupling ${format(values[row * columns + column], 4)}`);
+    const finite = values.filter(Number.isFinite);
+    const label = `${name}: activity ${format(activity)}; couplings ${format(Math.min(...finite))} to ${format(Math.max(...finite))}`;
+    return [
+      s("g", { class: "cell", ...selectable(`parent ${parent}`, label, () => ctx.state.set(parentState(shown, parent)), parent === chosen) },
+        image, frame(box, parent === chosen)),
+      text(x, y - 4, name, { class: "name" }), text(x + size, y - 4, format(activity, 2), { class: "tick", "text-anchor": "end" }),
+    ];
   });
   const height = Math.ceil(parents / perRow) * (size + 24) + 36;
   const label = `Couplings of layer ${layer.name} after iteration ${t + 1} of ${layer.iterations}, from ${format(center - range)} to ${format(center + range)}`;
@@ -174,15 +189,23 @@ function drawMatrix(ctx, run, shown) {
   order.slice(0, shownParents).forEach((parent, n) => {
     for (let i = 0; i < children; i += 1) values[n * children + i] = shown.couplings.data[(t * children + i) * parents + parent];
   });
-  const image = matrixImage(values, shownParents, children, [left, 4, WIDTH - left, row * shownParents], color);
+  const image = withCellTips(matrixImage(values, shownParents, children, [left, 4, WIDTH - left, row * shownParents], color), shownParents, children, (n, i) =>
+    `child ${shown.children.data[i]} to ${parentName(ctx, run, shown, order[n])}: coupling ${format(values[n * children + i], 4)}`);
+  const chosen = shownParent(ctx, run, shown);
+  const rows = order.slice(0, shownParents).map((parent, n) =>
+    s("g", { class: "cell", ...selectable(`parent ${parent}`, `parent ${parentName(ctx, run, shown, parent)}`, () => ctx.state.set(parentState(shown, parent)), parent === chosen) },
+      withTip(s("rect", { x: 0, y: 4 + row * n, width: left - 2, height: row, class: "hit" }), "Select this parent"),
+      frame([left, 4 + row * n, WIDTH - left, row], parent === chosen)));
   const names = row < 9 ? [] : order.slice(0, shownParents).map((parent, n) =>
     text(left - 6, 4 + row * n + row / 2 + 4, shorten(parentName(ctx, run, shown, parent), 9), { "text-anchor": "end", class: "name" }));
   const height = row * shownParents + 52;
   const what = layer.by_type ? "child types" : layer.merged_types ? "child positions" : `children by position, ${layer.types} types each`;
   return drawing(WIDTH, height, `Coupling matrix of layer ${layer.name}, iteration ${t + 1}: ${parents} parents, ${children} children`,
-    image, names, text((WIDTH + left) / 2, height - 32, `${children} ${what}`, { class: "tick", "text-anchor": "middle" }),
+    image, names, rows, text((WIDTH + left) / 2, height - 32, `${children} ${what}`, { class: "tick", "text-anchor": "middle" }),
     legend(center, range, height - 22));
 }
+
+const frame = ([x, y, width, height], isChosen) => s("rect", { x: x - 1, y: y - 1, width: width + 2, height: height + 2, class: isChosen ? "chosen" : "unchosen" });
 
 function legend(center, range, y) {
   // Normalised couplings are not negative: the scale is symmetric about the uniform coupling, its legend starts at 0.

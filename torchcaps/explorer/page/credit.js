@@ -1,9 +1,11 @@
 // Credit of each pixel for a class: coupling times activity projected back, and the gradient.
 
 import { decodeArray } from "./arrays.js";
-import { MAPS, colorAt, drawing, format, h, photo, pixelImage, text } from "./dom.js";
+import { MAPS, colorAt, drawing, format, h, photo, pixelImage, text, withCellTips } from "./dom.js";
 import { shorten, targetOf } from "./classes.js";
 import { imageOf } from "./state.js";
+
+const EPS = 1e-5; // relative differences below are rounding errors
 
 export const creditPanel = {
   id: "credit",
@@ -19,23 +21,29 @@ export const creditPanel = {
     const image = decodeArray(ctx.results[run].image);
     const size = 126;
     const maps = [];
+    const notes = credit.why ? [`Couplings: ${credit.why}.`] : [];
     if (credit.coupling) {
       const { data } = decodeArray(credit.coupling);
-      const [low, high] = [Math.min(...data.filter((value) => value !== 0)), Math.max(...data)];
-      const signed = low < -1e-9;
+      const seen = data.filter((value) => value !== 0); // others are outside of all receptive fields
+      const [low, high] = [Math.min(...seen), Math.max(...seen)];
+      const flat = !seen.length || high - low <= EPS * Math.max(Math.abs(high), Math.abs(low)); // one position: rounding errors
+      if (flat) notes.push("Couplings: every pixel has the same credit, because the primary capsules have one position, or no couplings.");
+      const signed = low < 0 && !flat;
       const range = Math.max(-low, high);
       const map = signed ? MAPS.puor : MAPS.viridis;
-      maps.push(["couplings", pixelImage(height, width, [146, 18, size, size], (n) => colorAt(map, signed ? 0.5 + data[n] / (2 * range) : (data[n] - low) / Math.max(high - low, 1e-12)))]);
+      const fraction = (value) => (flat ? 0.5 * (value !== 0) : signed ? 0.5 + value / (2 * range) : (value - low) / (high - low));
+      maps.push(["couplings", data, pixelImage(height, width, [146, 18, size, size], (n) => colorAt(map, fraction(data[n])))]);
     }
     const gradient = decodeArray(credit.gradient).data;
     const range = Math.max(...[...gradient].map(Math.abs), 1e-12);
-    maps.push(["gradient", pixelImage(height, width, [146 * (maps.length + 1), 18, size, size], (n) => colorAt(MAPS.puor, 0.5 + gradient[n] / (2 * range)))]);
+    maps.push(["gradient", gradient, pixelImage(height, width, [146 * (maps.length + 1), 18, size, size], (n) => colorAt(MAPS.puor, 0.5 + gradient[n] / (2 * range)))]);
     const name = shorten(ctx.info.runs[run].classes[target], 12);
     return h("div", {},
       drawing(420, 150, `Credit of the pixels for ${name}, score ${format(credit.score)}`,
         text(0, 12, "input", { class: "name" }), photo(image.data, image.shape, [0, 18, size, size]),
-        maps.map(([label, node], n) => [text(146 * (n + 1), 12, `${label} for ${name}`, { class: "name" }), node])),
-      credit.why ? h("p", { class: "reason" }, `Couplings: ${credit.why}.`) : null);
+        maps.map(([label, values, node], n) => [text(146 * (n + 1), 12, `${label} for ${name}`, { class: "name" }),
+          withCellTips(node, height, width, (row, column) => `${label} at row ${row}, column ${column}: ${format(values[row * width + column], 4)}`)])),
+      notes.map((note) => h("p", { class: "reason" }, note)));
   },
   data: (ctx, run) => {
     const credit = ctx.credits[run];

@@ -91,17 +91,19 @@ export const decoderPanel = {
       tiles.push([`walk ${format(state.walk, 2)}`, photo(images, decoder.image, TILE, 2 * size)]);
     }
     if (pair.length) {
-      const first = images.slice((inputs.length - 2) * size, (inputs.length - 1) * size);
-      const second = images.slice((inputs.length - 1) * size);
-      tiles.push([`${shorten(classes[pair[0]], 5)} and ${shorten(classes[pair[1]], 5)}`, overlay(first, second, decoder.image)]);
+      const parts = [-2, -1].map((n) => images.slice((inputs.length + n) * size, (inputs.length + n + 1) * size));
+      const blank = new Float32Array(size);
+      const [first, second] = pair.map((other) => shorten(classes[other], 5));
+      tiles.push([first, overlay(parts[0], blank, decoder.image)], [second, overlay(blank, parts[1], decoder.image)],
+        [`${first} and ${second}`, overlay(...parts, decoder.image)]);
     }
-    const scale = tiles.length > 3 ? 0.74 : 1; // up to three large or four small images in a row
-    const perRow = tiles.length > 3 ? 4 : 3;
-    const nodes = tiles.map(([name, image], n) => s("g", { transform: `translate(${(n % perRow) * 140 * scale} ${Math.floor(n / perRow) * 150 * scale}) scale(${scale})` }, text(0, 12, name, { class: "name" }), image));
+    const perRow = tiles.length > 4 ? Math.ceil(tiles.length / 2) : Math.max(2, tiles.length);
+    const width = perRow * 132; // the drawing fills its column, whatever the number of images
+    const nodes = tiles.map(([name, image], n) => s("g", { transform: `translate(${(n % perRow) * 132} ${Math.floor(n / perRow) * 150})` }, text(0, 12, name, { class: "name" }), image));
     const error = Math.sqrt(ctx.decoded[run].reduce((sum, value, n) => sum + (value - (input.data[n] ?? 0)) ** 2, 0) / size);
     const label = `Input and reconstruction of ${classes[target]}; root mean squared difference ${format(error)}`;
     const strip = await drawStrip(ctx, run, target, pose, decoder);
-    return h("div", { class: "split decoder" }, drawing(WIDTH, 150 * scale * Math.ceil(tiles.length / perRow), label, nodes), strip);
+    return h("div", { class: "split decoder" }, drawing(width, 150 * Math.ceil(tiles.length / perRow), label, nodes), strip);
   },
   data(ctx, run) {
     const target = targetOf(ctx, run);
@@ -154,16 +156,18 @@ async function drawStrip(ctx, run, target, pose, decoder) {
   const rows = Math.ceil(pose.length / 2);
   const plane = channels * height * width;
   const cell = (WIDTH - 40) / columns;
-  const locate = (i) => {
+  const clear = [0, 0, 0, 0];
+  const shown = [0, 0, 0]; // of all pixels: there are 100,000
+  const second = channels === 3 ? plane / 3 : 0;
+  const image = pixelImage(rows * height, columns * width, [18, 0, WIDTH - 20, rows * cell * (height / width)], (i) => {
     const x = i % (columns * width);
     const y = Math.floor(i / (columns * width));
-    const dimension = Math.floor(y / height) + rows * (Math.floor(x / width) >= STEPS ? 1 : 0);
-    return { dimension, offset: (dimension * STEPS + (Math.floor(x / width) % STEPS)) * plane, pixel: (y % height) * width + (x % width) };
-  };
-  const image = pixelImage(rows * height, columns * width, [18, 0, WIDTH - 20, rows * cell * (height / width)], (i) => {
-    const { dimension, offset, pixel } = locate(i);
-    if (dimension >= pose.length) return [0, 0, 0, 0];
-    return [0, 1, 2].map((c) => 255 * strip.images[offset + (channels === 3 ? c * height * width : 0) + pixel]);
+    const column = Math.floor(x / width);
+    const dimension = Math.floor(y / height) + (column < STEPS ? 0 : rows);
+    if (dimension >= pose.length) return clear;
+    const at = (dimension * STEPS + (column % STEPS)) * plane + (y % height) * width + (x % width);
+    for (let c = 0; c < 3; c += 1) shown[c] = 255 * strip.images[at + c * second];
+    return shown;
   });
   const labels = Array.from({ length: rows }, (_, n) => text(14, (n + 0.75) * cell * (height / width), n, { class: "tick small", "text-anchor": "end" }));
   const caption = text(18, rows * cell * (height / width) + 14, `dimensions 0 to ${rows - 1} left, ${rows} to ${pose.length - 1} right; −${format(range, 2)} to +${format(range, 2)}`, { class: "tick" });

@@ -28,7 +28,7 @@ function fill(element, attributes, children) {
 /** Create the root of a drawing with a text alternative. */
 export function drawing(width, height, label, ...children) {
   const root = s("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label, class: "drawing" });
-  root.append(s("title", {}, label), ...children.flat(3).filter(Boolean));
+  root.append(...children.flat(3).filter(Boolean));
   return root;
 }
 
@@ -62,7 +62,8 @@ export function colorAt(map, fraction) {
   const position = Math.min(Math.max(fraction, 0), 1) * (map.length - 1);
   const low = Math.min(Math.floor(position), map.length - 2);
   const part = position - low;
-  return map[low].map((value, channel) => value + part * (map[low + 1][channel] - value));
+  const [from, to] = [map[low], map[low + 1]];
+  return [from[0] + part * (to[0] - from[0]), from[1] + part * (to[1] - from[1]), from[2] + part * (to[2] - from[2])];
 }
 
 export const cssColor = (map, fraction) => `rgb(${colorAt(map, fraction).map(Math.round).join(" ")})`;
@@ -77,28 +78,75 @@ export function matrixImage(values, rows, columns, box, color) {
 /** Return an <image> of pixels [C, H, W] in 0..1, gray or colour. */
 export function photo(data, shape, box, offset = 0) {
   const [channels, height, width] = shape;
-  const plane = height * width;
-  return pixelImage(height, width, box, (i) =>
-    [0, 1, 2].map((c) => 255 * data[offset + (channels === 3 ? c : 0) * plane + i]),
-  );
+  const next = channels === 3 ? height * width : 0;
+  return pixelImage(height, width, box, (i) => [255 * data[offset + i], 255 * data[offset + next + i], 255 * data[offset + 2 * next + i]]);
 }
+
+// One canvas for all images: a context is expensive, and these are drawn ten times a second while a slider moves.
+const canvas = document.createElement("canvas");
+const context = canvas.getContext("2d", { willReadFrequently: true });
 
 /** Return an <image> with the colour of each pixel given by a function of its index. */
 export function pixelImage(rows, columns, [x, y, width, height], color) {
-  const canvas = document.createElement("canvas");
   canvas.width = columns;
   canvas.height = rows;
-  const context = canvas.getContext("2d");
   const pixels = context.createImageData(columns, rows);
-  for (let i = 0; i < rows * columns; i += 1) {
-    const [red, green, blue, alpha = 255] = color(i);
-    pixels.data.set([red, green, blue, alpha], 4 * i);
+  const { data } = pixels;
+  for (let i = 0, at = 0; at < data.length; i += 1, at += 4) {
+    const rgba = color(i);
+    data[at] = rgba[0];
+    data[at + 1] = rgba[1];
+    data[at + 2] = rgba[2];
+    data[at + 3] = rgba[3] ?? 255;
   }
   context.putImageData(pixels, 0, 0);
   const image = s("image", { x, y, width, height, preserveAspectRatio: "none", "image-rendering": "pixelated" });
   image.setAttribute("href", canvas.toDataURL());
   image.style.imageRendering = "pixelated";
   return image;
+}
+
+// Pointing at things and selecting them ---------------------------------------------------------------------
+
+/** Show a text while a node is pointed at, touched or focused; it may be a function of the position in 0..1. */
+export function withTip(node, tip) {
+  node.tip = tip;
+  return node;
+}
+
+/** Show a text for each cell of an image: `describe(row, column)`. */
+export const withCellTips = (node, rows, columns, describe) =>
+  withTip(node, (x, y) => describe(Math.min(rows - 1, Math.floor(y * rows)), Math.min(columns - 1, Math.floor(x * columns))));
+
+/** Return the attributes of a node that is selected by click, Enter or Space; `key` finds it again when it is redrawn. */
+export const selectable = (key, label, select, pressed = null) => ({
+  role: "button", tabindex: 0, "data-key": key, "aria-label": label, "aria-pressed": pressed === null ? null : String(pressed), onclick: select,
+  onkeydown: (event) => {
+    if (event.key === "Enter" || event.key === " ") {
+      event.preventDefault();
+      event.stopPropagation();
+      select();
+    }
+  },
+});
+
+/** Create the element that shows the texts of `withTip`. */
+export function createTip() {
+  const root = h("div", { class: "tip", hidden: true, "aria-hidden": "true" });
+  const show = (event) => {
+    let node = event.target;
+    while (node && !node.tip) node = node.parentNode;
+    root.hidden = !node;
+    if (!node) return;
+    const box = node.getBoundingClientRect();
+    const [x, y] = event.type === "focusin" ? [box.left, box.bottom] : [event.clientX, event.clientY];
+    root.textContent = typeof node.tip === "function" ? node.tip((x - box.left) / box.width, (y - box.top) / box.height) : node.tip;
+    root.style.left = `${Math.max(4, Math.min(x + 12, document.documentElement.clientWidth - root.offsetWidth - 4))}px`;
+    root.style.top = `${y + 16 + root.offsetHeight > innerHeight ? y - root.offsetHeight - 12 : y + 16}px`;
+  };
+  for (const name of ["pointermove", "pointerdown", "focusin"]) document.addEventListener(name, show);
+  for (const name of ["scroll", "keydown", "pointerleave"]) document.addEventListener(name, () => { root.hidden = true; });
+  return root;
 }
 
 // Controls --------------------------------------------------------------------------------------------------

@@ -1,12 +1,9 @@
 // The equations of the routing, with the numbers of this input for one parent.
 
 import { decodeArray } from "./arrays.js";
-import { drawing, format, h, s, select, text } from "./dom.js";
-import { shownIteration, shownLayer } from "./couplings.js";
-import { targetOf } from "./classes.js";
+import { drawing, format, h, s, select, text, withTip } from "./dom.js";
+import { parentState, shownIteration, shownLayer, shownParent } from "./couplings.js";
 import { imageOf } from "./state.js";
-
-let chosen = null; // parent of a layer that is not the last; the last layer follows the chosen class
 
 export const equationPanel = {
   id: "equation",
@@ -16,20 +13,13 @@ export const equationPanel = {
   wide: true,
   controls(ctx) {
     const { layers } = ctx.info.runs[0];
-    const parent = select("Parent", [], 0, (value) => {
-      const shown = shownLayer(ctx, 0);
-      if (shown.last) ctx.state.set({ target: Number(value), offsets: {} });
-      else {
-        chosen = Number(value);
-        ctx.redraw("equation");
-      }
-    }, "parent");
+    const parent = select("Parent", [], 0, (value) => ctx.state.set(parentState(shownLayer(ctx, 0), Number(value))), "parent");
     ctx.onResults(() => {
       const shown = shownLayer(ctx, 0);
       if (!shown || shown.layer.why) return;
       const names = Array.from({ length: shown.layer.parents }, (_, n) => (shown.last ? ctx.info.runs[0].classes[n] : `type ${n}`));
       parent.input.replaceChildren(...names.map((name, n) => h("option", { value: n }, name)));
-      parent.input.value = shown.last ? targetOf(ctx, 0) : Math.min(chosen ?? 0, shown.layer.parents - 1);
+      parent.input.value = shownParent(ctx, 0, shown);
     });
     return layers.length ? [parent] : [];
   },
@@ -39,7 +29,7 @@ export const equationPanel = {
     const info = ctx.info.runs[run].layers[shown.index];
     const state = ctx.state.get();
     const t = shownIteration(ctx, shown.layer);
-    const parent = shown.last ? targetOf(ctx, run) : Math.min(chosen ?? 0, shown.layer.parents - 1);
+    const parent = shownParent(ctx, run, shown);
     const root = h("div", { class: "split" });
     const left = h("div", {},
       h("p", { class: "source" }, `${info.routing} · ${info.paper}, ${info.equation_number}`),
@@ -93,7 +83,8 @@ function vector(name, values) {
   const step = Math.min(22, 360 / values.length);
   const bars = [...values].map((value, n) => {
     const height = (24 * Math.abs(value)) / largest;
-    return s("rect", { x: 56 + n * step, y: value < 0 ? 28 : 28 - height, width: step - 2, height: Math.max(height, 0.5), class: value < 0 ? "value negative" : "value" }, s("title", {}, `${n}: ${format(value, 4)}`));
+    const bar = s("rect", { x: 56 + n * step, y: value < 0 ? 28 : 28 - height, width: step - 2, height: Math.max(height, 0.5), class: value < 0 ? "value negative" : "value" });
+    return withTip(bar, `element ${n}: ${format(value, 4)}`);
   });
   return drawing(420, 58, `${name}: ${[...values].map((value) => format(value, 2)).join(", ")}`, text(0, 32, name, { class: "name" }), bars,
     s("line", { class: "axis", x1: 54, x2: 56 + step * values.length, y1: 28, y2: 28 }));

@@ -2,6 +2,7 @@
 
 import { decodeArray } from "./arrays.js";
 import { MAPS, button, colorAt, format, h, pixelImage, photo, s, select, slider } from "./dom.js";
+import { downloadMenu } from "./download.js";
 import { sentence } from "./panel.js";
 import { Sketch } from "./sketch.js";
 import { identity } from "./state.js";
@@ -18,12 +19,20 @@ export function createInput(ctx) {
   const sketch = new Sketch(canvas, [channels, height, width], (pixels) => ctx.state.set({ source: { pixels }, target: null, offsets: {} }));
   ctx.sketch = sketch;
   ctx.onResults(() => paint(canvas, ctx.results[0].image));
-  const tabs = createTabs(ctx, sketch, message);
-  const root = h("section", { class: "panel input", "aria-labelledby": "title-input" },
-    h("header", {}, h("h2", { id: "title-input" }, "Input")), h("div", { class: "surface" }, canvas), message, tabs);
+  const tabs = createTabs(ctx, sketch);
+  const surface = h("div", { class: "surface" }, canvas);
+  const menu = downloadMenu("Input", () => [{ name: `${ctx.info.runs[0].name}-input`, body: surface, data: inputData(ctx) }]);
+  const root = h("section", { class: "panel input", id: "panel-input", "aria-labelledby": "title-input" },
+    h("header", {}, h("h2", { id: "title-input" }, "Input"), menu), surface, message, tabs);
   if (!ctx.backend.isFile) root.append(createPlacement(ctx), createOverlap(ctx), createAttack(ctx));
   else root.append(h("p", { class: "reason" }, ctx.backend.data.reason));
   return root;
+}
+
+function inputData(ctx) {
+  const { image, clean, labels } = ctx.results[0];
+  const values = (array) => array && [...decodeArray(array).data];
+  return { panel: "input", state: ctx.state.get(), result: { shape: image.shape, labels, pixels: values(image), clean: values(clean) } };
 }
 
 function paint(canvas, array) {
@@ -42,12 +51,12 @@ function paint(canvas, array) {
 
 // Draw, pick, upload ----------------------------------------------------------------------------------------
 
-function createTabs(ctx, sketch, message) {
+function createTabs(ctx, sketch) {
   const parts = [];
   const isFile = ctx.backend.isFile;
   if (!isFile) parts.push(["draw", "Draw", drawTools(ctx, sketch)]);
   parts.push(["pick", "Samples", createPicker(ctx)]);
-  if (!isFile) parts.push(["upload", "Upload", createUpload(ctx, message)]);
+  if (!isFile) parts.push(["upload", "Upload", createUpload(ctx)]);
   const list = h("div", { class: "tabs", role: "tablist", "aria-label": "Source of the image" });
   const bodies = h("div", {});
   const show = (chosen) => {
@@ -135,19 +144,20 @@ function mark(ctx, grid) {
   for (const node of grid.children) node.setAttribute("aria-pressed", String(Number(node.dataset.sample) === sample));
 }
 
-function createUpload(ctx, message) {
+function createUpload(ctx) {
   async function send(file) {
     if (!file) return;
     try {
       const reply = await ctx.backend.upload(file);
-      message.textContent = reply.note ? `${reply.note}.` : "";
+      note.textContent = reply.note ? sentence(reply.note) : "";
       ctx.state.set({ source: { pixels: reply.pixels }, target: null, offsets: {} });
     } catch (error) {
-      message.textContent = sentence(error);
+      note.textContent = sentence(error);
     }
   }
+  const note = h("p", { class: "note", role: "status", id: "upload-note" });
   const input = h("input", { type: "file", accept: "image/*", id: "upload", "aria-label": "Image file", onchange: () => send(input.files[0]) });
-  const zone = h("div", { class: "drop" }, input, h("p", {}, "or drop a file here: PNG, JPEG, WebP, GIF, BMP, up to 5 MB"));
+  const zone = h("div", { class: "drop" }, input, h("p", {}, "or drop a file here: PNG, JPEG, WebP, GIF, BMP, up to 5 MB"), note);
   zone.addEventListener("dragover", (event) => event.preventDefault());
   zone.addEventListener("drop", (event) => { event.preventDefault(); send(event.dataTransfer.files[0]); });
   return zone;

@@ -5,7 +5,7 @@ import { classesPanel } from "./classes.js";
 import { couplingsPanel } from "./couplings.js";
 import { creditPanel } from "./credit.js";
 import { decoderPanel } from "./decoder.js";
-import { button, h } from "./dom.js";
+import { button, createTip, h } from "./dom.js";
 import { equationPanel } from "./equation.js";
 import { createInput } from "./input.js";
 import { iterationsPanel } from "./iterations.js";
@@ -13,15 +13,15 @@ import { createPanel, sentence } from "./panel.js";
 import { primaryPanel } from "./primary.js";
 import { INPUT_FIELDS, createState, imageOf } from "./state.js";
 import { statsPanel } from "./stats.js";
-import { startTour } from "./tour.js";
+import { SEVEN, startTour } from "./tour.js";
 import { trainingPanel } from "./training.js";
 import { treePanel } from "./tree.js";
 
 const PANELS = [classesPanel, couplingsPanel, decoderPanel, treePanel, primaryPanel, iterationsPanel, creditPanel, equationPanel, statsPanel, trainingPanel];
 // Panels that depend on the state besides the results of the forward pass.
 const DEPENDS = {
-  target: ["classes", "decoder", "tree", "credit", "equation"], offsets: ["decoder"], kept: ["decoder"], walk: ["decoder"],
-  t: ["couplings", "iterations", "equation"], layer: ["couplings", "iterations", "equation"], view: ["couplings"],
+  target: ["classes", "couplings", "decoder", "tree", "credit", "equation"], offsets: ["decoder"], kept: ["decoder"], walk: ["decoder"],
+  parent: ["couplings", "equation"], t: ["couplings", "iterations", "equation"], layer: ["couplings", "iterations", "equation"], view: ["couplings"],
   type: ["primary"], threshold: ["tree"],
 };
 const INDEPENDENT = ["stats", "training"]; // of the input
@@ -32,9 +32,10 @@ async function start() {
   const info = await backend.info();
   const ctx = createContext(backend, info);
   if (backend.isFile && !backend.data.order.includes(ctx.state.get().source.sample)) ctx.state.set({ source: { sample: backend.data.order[0] } });
-  document.getElementById("root").replaceChildren(createHeader(ctx), h("main", { class: info.runs.length > 1 ? "compared" : null }, createInput(ctx), createPanels(ctx)));
+  document.getElementById("root").replaceChildren(createHeader(ctx), h("main", { class: info.runs.length > 1 ? "compared" : null }, createInput(ctx), createPanels(ctx)), createTip());
   document.title = `${info.runs.map((run) => run.name).join(" and ")} · torchcaps explorer`;
   listenToKeys(ctx);
+  if (info.runs[0].missing.samples && "sample" in ctx.state.get().source) ctx.sketch.load(SEVEN); // something to look at
   const compute = coalesce(async () => {
     ctx.computing = true;
     await forward(ctx);

@@ -1,6 +1,9 @@
-// The frame of a panel: title, controls, one pane per run, and downloads as PNG, SVG and JSON.
+// The frame of a panel: title, controls, one pane per run, and downloads.
 
-import { button, h } from "./dom.js";
+import { downloadMenu } from "./download.js";
+import { h } from "./dom.js";
+
+const HIDDEN_DELAY_MS = 250;
 
 /**
  * Create a panel.
@@ -13,7 +16,11 @@ export function createPanel(ctx, definition) {
   const panes = ctx.info.runs.map((run, index) => createPane(ctx, run, index, needs));
   const controls = h("div", { class: "controls" });
   const usable = panes.some((pane) => !pane.reason);
-  const menu = h("details", { class: "menu" }, h("summary", { "aria-label": `Download: ${title}`, title: "Download" }, "⤓"));
+  const menu = downloadMenu(title, () => panes.filter((pane) => !pane.reason).map((pane) => {
+    const { name } = ctx.info.runs[pane.index];
+    const data = { panel: id, run: name, state: ctx.state.get(), result: definition.data(ctx, pane.index) };
+    return { name: `${name}-${id}`, body: pane.root, data };
+  }));
   const root = h(
     "section",
     { class: `panel${definition.wide ? " wide" : ""}`, id: `panel-${id}`, "aria-labelledby": `title-${id}` },
@@ -22,13 +29,8 @@ export function createPanel(ctx, definition) {
     usable ? controls : null,
     h("div", { class: "panes" }, panes.map((pane) => pane.root)),
   );
-  const panel = { id, root, panes, definition, version: 0, busy: false };
-  menu.append(
-    h("div", { class: "items" },
-      button("PNG", () => download(ctx, panel, "png", menu)),
-      button("SVG", () => download(ctx, panel, "svg", menu)),
-      button("JSON", () => download(ctx, panel, "json", menu))),
-  );
+  const panel = { id, root, panes, definition, version: 0, busy: false, isVisible: true };
+  new IntersectionObserver(([entry]) => { panel.isVisible = entry.isIntersecting; }).observe(root);
   if (usable && definition.controls) controls.append(...definition.controls(ctx).filter(Boolean));
   panel.redraw = () => redraw(ctx, panel);
   return panel;
@@ -47,12 +49,17 @@ async function redraw(ctx, panel) {
   panel.busy = true;
   let drawn = 0;
   while (drawn !== panel.version) {
+    // While the input moves, only the panels on the screen follow; the others are drawn when it rests.
+    for (let waited = 0; !panel.isVisible && waited !== panel.version;) {
+      waited = panel.version;
+      await new Promise((resolve) => { setTimeout(resolve, HIDDEN_DELAY_MS); });
+    }
     drawn = panel.version;
     for (const pane of panel.panes) {
       if (pane.reason || !ctx.results[pane.index]) continue;
       try {
         const node = await panel.definition.draw(ctx, pane.index);
-        if (node) pane.body.replaceChildren(node);
+        if (node) replace(pane.body, node);
       } catch (error) {
         pane.body.replaceChildren(h("p", { class: "reason" }, sentence(error)));
       }
@@ -61,74 +68,18 @@ async function redraw(ctx, panel) {
   panel.busy = false;
 }
 
+/** Replace the content of a pane; what was open stays open, and what had the focus keeps it. */
+function replace(body, node) {
+  const open = [...body.querySelectorAll("details[open] > summary")].map((summary) => summary.textContent);
+  const focused = body.contains(document.activeElement) ? keyOf(document.activeElement) : null;
+  body.replaceChildren(node);
+  for (const details of body.querySelectorAll("details")) if (open.includes(details.firstChild.textContent)) details.open = true;
+  if (focused) [...body.querySelectorAll("[tabindex], summary")].find((element) => keyOf(element) === focused)?.focus({ preventScroll: true });
+}
+
+const keyOf = (element) => element.dataset.key ?? (element.tagName === "SUMMARY" ? element.textContent : null);
+
 export const sentence = (error) => {
   const message = String(error.message ?? error);
   return message.charAt(0).toUpperCase() + message.slice(1) + (message.endsWith(".") ? "" : ".");
 };
-
-// Downloads -------------------------------------------------------------------------------------------------
-
-async function download(ctx, panel, kind, menu) {
-  menu.open = false;
-  for (const pane of panel.panes) {
-    if (pane.reason) continue;
-    const name = `${ctx.info.runs[pane.index].name}-${panel.id}`.replaceAll(/[^\w.-]+/g, "_");
-    if (kind === "json") {
-      const data = { panel: panel.id, run: ctx.info.runs[pane.index].name, state: ctx.state.get() };
-      data.result = panel.definition.data(ctx, pane.index);
-      save(new Blob([JSON.stringify(data, null, 1)], { type: "application/json" }), `${name}.json`);
-      continue;
-    }
-    const drawings = [...pane.body.querySelectorAll("svg.drawing")];
-    for (const [n, svg] of drawings.entries()) {
-      const text = standalone(svg);
-      const file = drawings.length > 1 ? `${name}-${n + 1}` : name;
-      if (kind === "svg") save(new Blob([text], { type: "image/svg+xml" }), `${file}.svg`);
-      else save(await rasterize(text, svg.viewBox.baseVal), `${file}.png`);
-    }
-  }
-}
-
-function save(blob, name) {
-  const url = URL.createObjectURL(blob);
-  h("a", { href: url, download: name }).click();
-  setTimeout(() => URL.revokeObjectURL(url), 1000);
-}
-
-const COPIED = ["fill", "stroke", "stroke-width", "stroke-dasharray", "stroke-opacity", "fill-opacity", "opacity",
-  "font-size", "font-family", "font-weight", "text-anchor", "dominant-baseline"];
-
-/** Return a drawing as an SVG file: styles of the page become attributes, and the panel's colour its background. */
-export function standalone(svg) {
-  const copy = svg.cloneNode(true);
-  const originals = [svg, ...svg.querySelectorAll("*")];
-  const copies = [copy, ...copy.querySelectorAll("*")];
-  originals.forEach((original, n) => {
-    const style = getComputedStyle(original);
-    for (const name of COPIED) {
-      const value = style.getPropertyValue(name);
-      if (value) copies[n].setAttribute(name, value);
-    }
-  });
-  const { width, height } = svg.viewBox.baseVal;
-  copy.setAttribute("xmlns", "http://www.w3.org/2000/svg");
-  copy.setAttribute("width", width);
-  copy.setAttribute("height", height);
-  const background = document.createElementNS("http://www.w3.org/2000/svg", "rect");
-  background.setAttribute("width", width);
-  background.setAttribute("height", height);
-  background.setAttribute("fill", getComputedStyle(svg.closest(".panel") ?? document.body).backgroundColor);
-  copy.prepend(background);
-  return new XMLSerializer().serializeToString(copy);
-}
-
-async function rasterize(text, { width, height }, scale = 3) {
-  const image = new Image();
-  const url = URL.createObjectURL(new Blob([text], { type: "image/svg+xml" }));
-  image.src = url;
-  await image.decode();
-  const canvas = h("canvas", { width: width * scale, height: height * scale });
-  canvas.getContext("2d").drawImage(image, 0, 0, width * scale, height * scale);
-  URL.revokeObjectURL(url);
-  return new Promise((resolve) => { canvas.toBlob(resolve, "image/png"); });
-}

@@ -1,19 +1,20 @@
 // Convolution maps, and primary capsules in position: length as colour, pose as glyph.
 
 import { decodeArray } from "./arrays.js";
-import { MAPS, colorAt, cssColor, drawing, format, h, matrixImage, s, select, text } from "./dom.js";
+import { MAPS, colorAt, cssColor, drawing, format, h, matrixImage, s, select, selectable, text, withCellTips, withTip } from "./dom.js";
 
 const WIDTH = 420;
 
 export const primaryPanel = {
   id: "primary",
   title: "Primary capsules",
-  about: "One capsule type at every position: the colour is its length, the rays of the glyph are the elements of its pose (outward: positive, hollow end: negative). Point at a capsule for the numbers.",
+  about: "One capsule type at every position, or all types if there is one position: the colour is the length, the rays of the glyph are the elements of its pose (outward: positive, hollow end: negative). Point at a capsule for the numbers.",
   needs: "capsules",
   controls(ctx) {
     const choice = select("Type", [[0, "0"]], 0, (value) => ctx.state.set({ type: Number(value) }), "primary-type");
     ctx.onResults(() => {
-      const types = ctx.results[0]?.primary?.types ?? 1;
+      const { types = 1, grid = [1, 1] } = ctx.results[0]?.primary ?? {};
+      choice.classList.toggle("hidden", grid[0] * grid[1] === 1);
       if (choice.input.options.length !== types) {
         choice.input.replaceChildren(...Array.from({ length: types }, (_, n) => h("option", { value: n }, String(n))));
       }
@@ -29,26 +30,34 @@ export const primaryPanel = {
     const type = Math.min(ctx.state.get().type, types - 1);
     primary.decoded ??= { lengths: decodeArray(primary.activation ?? primary.lengths).data, poses: decodeArray(primary.poses).data };
     const { lengths, poses } = primary.decoded;
-    const size = Math.min(300 / rows, 300 / columns);
+    const single = rows * columns === 1; // then the cells are the types
+    const across = single ? Math.ceil(Math.sqrt(types)) : columns;
+    const count = single ? types : rows * columns;
+    const size = Math.min(300 / Math.ceil(count / across), 300 / across);
     const highest = lengths.reduce((a, b) => Math.max(a, b), 1e-9);
     const lowest = lengths.reduce((a, b) => Math.min(a, b), highest);
-    const scale = (value) => (value - lowest) / Math.max(highest - lowest, 1e-9);
+    const flat = highest - lowest < 1e-5 * Math.abs(highest); // rounding errors
+    const scale = (value) => (flat ? 0.5 : (value - lowest) / (highest - lowest));
     const largest = poses.reduce((a, b) => Math.max(a, Math.abs(b)), 1e-9);
-    const hasPose = type < primary.posed_types;
-    const cells = [];
-    for (let cell = 0; cell < rows * columns; cell += 1) {
-      const x = (cell % columns) * size;
-      const y = Math.floor(cell / columns) * size;
-      const value = lengths[cell * types + type];
-      const pose = hasPose ? poses.slice((cell * primary.posed_types + type) * dim, (cell * primary.posed_types + type + 1) * dim) : [];
-      const tip = `row ${Math.floor(cell / columns)}, column ${cell % columns}: ${format(value)}${hasPose ? `; pose ${[...pose].map((v) => format(v, 2)).join(", ")}` : ""}`;
-      cells.push(s("g", {}, s("title", {}, tip),
+    const cells = Array.from({ length: count }, (_, n) => {
+      const x = (n % across) * size;
+      const y = Math.floor(n / across) * size;
+      const [cell, kind] = single ? [0, n] : [n, type];
+      const value = lengths[cell * types + kind];
+      const start = (cell * primary.posed_types + kind) * dim;
+      const pose = kind < primary.posed_types ? poses.slice(start, start + dim) : [];
+      const name = single ? `type ${n}` : `row ${Math.floor(n / columns)}, column ${n % columns}`;
+      return withTip(s("g", {},
         s("rect", { x, y, width: size - 1, height: size - 1, fill: cssColor(MAPS.viridis, scale(value)) }),
-        size >= 14 ? glyph(pose, x + size / 2 - 0.5, y + size / 2 - 0.5, size * 0.46, largest) : null));
-    }
-    const left = columns * size + 16;
+        size >= 14 ? glyph(pose, x + size / 2 - 0.5, y + size / 2 - 0.5, size * 0.46, largest) : null),
+      `${name}: ${format(value, 4)}${pose.length ? `; pose ${[...pose].map((v) => format(v, 2)).join(", ")}` : ""}`);
+    });
+    const left = across * size + 16;
+    const height = Math.max(Math.ceil(count / across) * size, single ? 0 : Math.ceil(Math.min(types, 24) / 3) * 36 + 44);
+    const shown = single ? `${types} types at one position` : `type ${type}, ${rows} by ${columns} positions`;
     return h("div", {},
-      drawing(WIDTH, rows * size + 4, `Primary capsules of type ${type}, ${rows} by ${columns} positions; largest ${format(highest)}`, cells, typeMap(ctx, lengths, rows, columns, types, type, left, scale), legend(left, lowest, highest, rows * size)),
+      drawing(WIDTH, height + 4, `Primary capsules: ${shown}; largest ${format(highest)}`, cells,
+        single ? null : typeMap(ctx, lengths, rows, columns, types, type, left, scale), flat ? null : legend(left, lowest, highest, height)),
       drawFeatures(ctx.results[run].features));
   },
   data(ctx, run) {
@@ -80,19 +89,30 @@ function typeMap(ctx, lengths, rows, columns, types, chosen, left, scale) {
     const x = left + (type % perRow) * (size + 4);
     const y = Math.floor(type / perRow) * (size + 4);
     const image = matrixImage(values, rows, columns, [x, y, size, size], (value) => colorAt(MAPS.viridis, scale(value)));
-    image.append(s("title", {}, `type ${type}`));
-    image.addEventListener("click", () => ctx.state.set({ type }));
-    return [image, s("rect", { x: x - 1, y: y - 1, width: size + 2, height: size + 2, class: type === chosen ? "chosen" : "unchosen" })];
+    return [withTip(s("g", { class: "cell", ...selectable(`type ${type}`, `type ${type}`, () => ctx.state.set({ type }), type === chosen) }, image), `type ${type}`), s("rect", { x: x - 1, y: y - 1, width: size + 2, height: size + 2, class: type === chosen ? "chosen" : "unchosen" })];
   });
 }
 
 function legend(left, lowest, highest, bottom) {
   const ramp = matrixImage(Array.from({ length: 40 }, (_, n) => n / 39), 1, 40, [left, bottom - 24, 104, 8], (value) => colorAt(MAPS.viridis, value));
-  return [ramp, text(left, bottom - 4, format(lowest, 2), { class: "tick" }), text(left + 104, bottom - 4, format(highest, 2), { class: "tick", "text-anchor": "end" })];
+  const digits = Math.min(6, Math.max(2, 1 - Math.floor(Math.log10(highest - lowest))));
+  return [ramp, text(left, bottom - 4, format(lowest, digits), { class: "tick" }), text(left + 104, bottom - 4, format(highest, digits), { class: "tick", "text-anchor": "end" })];
 }
+
+let featuresOpen = false; // images of channels are drawn only if somebody looks at them
 
 function drawFeatures(features) {
   if (!features.length) return null;
+  const summary = h("summary", {}, "Convolution maps");
+  const root = h("details", { class: "more", open: featuresOpen }, summary, featuresOpen ? drawMaps(features) : null);
+  root.addEventListener("toggle", () => {
+    featuresOpen = root.open;
+    if (root.open && root.children.length === 1) root.append(drawMaps(features));
+  });
+  return root;
+}
+
+function drawMaps(features) {
   const size = 46;
   const perRow = 8;
   let y = 0;
@@ -105,10 +125,10 @@ function drawFeatures(features) {
       const values = data.slice(n * rows * columns, (n + 1) * rows * columns);
       const box = [(n % perRow) * (size + 6), y + Math.floor(n / perRow) * (size + 6), size, size];
       const image = matrixImage(values, rows, columns, box, (value) => colorAt(MAPS.viridis, value / 255));
-      image.append(s("title", {}, `channel ${n}`));
-      nodes.push(image);
+      nodes.push(withCellTips(image, rows, columns, (row, column) =>
+        `channel ${n}, row ${row}, column ${column}: ${format(feature.low + ((feature.high - feature.low) * values[row * columns + column]) / 255)}`));
     }
     y += Math.ceil(channels / perRow) * (size + 6) + 4;
   }
-  return h("details", { class: "more" }, h("summary", {}, "Convolution maps"), drawing(WIDTH, y, "First channels of the convolutions", nodes));
+  return drawing(WIDTH, y, "First channels of the convolutions", nodes);
 }

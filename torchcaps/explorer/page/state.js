@@ -11,6 +11,7 @@ const DEFAULTS = {
   t: null, // iteration shown; null: the last
   layer: null, // capsule layer shown; null: the last
   site: null, // [row, column] of the parents of a convolutional layer
+  parent: 0, // of a layer that is not the last, for the equation
   target: null, // class of decoder, credit and equation; null: the predicted one
   view: "maps", // of the couplings
   type: 0, // of the primary capsules
@@ -18,6 +19,23 @@ const DEFAULTS = {
   offsets: {}, // changes of pose dimensions by the decoder's sliders
   kept: null, // {target, pose}: start of the walk between two capsules
   walk: 0,
+};
+
+// What a link may contain: anybody can write one.
+const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
+const isIndex = (value) => Number.isInteger(value) && value >= 0;
+const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
+const isSource = (value) => isObject(value) && Object.keys(value).length === 1 && (isIndex(value.sample) || typeof value.pixels === "string");
+const isPlacement = (value) => isObject(value) && Object.keys(IDENTITY).every((name) => isNumber(value[name]));
+const isNumbers = (value) => Array.isArray(value) && value.every(isNumber);
+const orNull = (check) => (value) => value === null || check(value);
+const VALID = {
+  source: isSource, placement: isPlacement, second: orNull(isSource), secondPlacement: isPlacement,
+  attack: orNull((value) => isObject(value) && ["fgsm", "pgd"].includes(value.method) && isNumber(value.eps) && isIndex(value.steps)),
+  iterations: orNull(isIndex), t: orNull(isIndex), layer: orNull(isIndex), site: orNull((value) => isNumbers(value) && value.length === 2),
+  parent: isIndex, target: orNull(isIndex), view: (value) => ["maps", "matrix"].includes(value), type: isIndex, threshold: isNumber,
+  offsets: (value) => isObject(value) && Object.values(value).every(isNumber),
+  kept: orNull((value) => isObject(value) && isIndex(value.target) && isNumbers(value.pose)), walk: isNumber,
 };
 
 const copy = (value) => JSON.parse(JSON.stringify(value));
@@ -64,7 +82,7 @@ function fromURL() {
   try {
     const text = atob(location.hash.slice(1).replaceAll("-", "+").replaceAll("_", "/"));
     const state = JSON.parse(text);
-    return Object.fromEntries(Object.entries(state).filter(([key]) => key in DEFAULTS));
+    return Object.fromEntries(Object.entries(state).filter(([key, value]) => VALID[key]?.(value)));
   } catch {
     return {}; // no state, or a damaged link
   }

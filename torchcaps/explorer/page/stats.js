@@ -1,7 +1,8 @@
 // Statistics of the test images: confusion matrix, scores, dead capsules, entropy of the couplings.
 
-import { MAPS, cssColor, drawing, format, h, s, text } from "./dom.js";
+import { MAPS, cssColor, drawing, format, h, s, selectable, text, withTip } from "./dom.js";
 import { shorten } from "./classes.js";
+import { sentence } from "./panel.js";
 
 const POLL_MS = 1000;
 
@@ -17,7 +18,7 @@ export const statsPanel = {
       setTimeout(() => ctx.redraw("stats"), POLL_MS);
       return h("p", { class: "reason", role: "status" }, `Computing predictions: ${reply.done} of ${reply.total} images.`);
     }
-    if (!reply.summary) return h("p", { class: "reason" }, `${reply.problem}.`);
+    if (!reply.summary) return h("p", { class: "reason" }, sentence(reply.problem));
     ctx.whenStatisticsReady(run);
     const { summary } = reply;
     const accuracy = `${summary.n_correct} of ${summary.n} test images are classified correctly (${((100 * summary.n_correct) / summary.n).toFixed(2)} %).`;
@@ -39,11 +40,9 @@ function confusion(ctx, run, counts) {
     const show = () => ctx.actions.showSamples({ true: i, predicted: j });
     const strength = i === j ? (0.9 * count) / on : count ? 0.25 + (0.75 * count) / off : 0;
     const label = `label ${classes[i]}, predicted ${classes[j]}: ${count} images`;
-    return s("g", { class: "cell", role: "button", tabindex: count ? 0 : null, "aria-label": label, "data-count": count, onclick: show,
-      onkeydown: (event) => event.key === "Enter" && show() },
-      s("title", {}, label),
+    return withTip(s("g", { class: "cell", "data-count": count, ...(count ? selectable(`cell ${i} ${j}`, label, show) : {}) },
       s("rect", { x: left + j * size, y: 18 + i * size, width: size - 1, height: size - 1, fill: i === j ? cssColor(MAPS.viridis, 0.1 + 0.35 * strength) : count ? cssColor(MAPS.puor, 0.5 + strength / 2) : "var(--track)" }),
-      size >= 14 && count ? text(left + (j + 0.5) * size, 18 + (i + 0.62) * size, count, { "text-anchor": "middle", class: i === j ? "on-dark" : "on-light", "font-size": Math.min(11, size / 2.4) }) : null);
+      size >= 14 && count ? text(left + (j + 0.5) * size, 18 + (i + 0.62) * size, count, { "text-anchor": "middle", class: i === j ? "on-dark" : "on-light", "font-size": Math.min(11, size / 2.4) }) : null), label);
   }));
   const labels = size < 9 ? [] : classes.map((name, i) => [
     text(left - 6, 18 + (i + 0.65) * size, shorten(name, 8), { "text-anchor": "end", class: "tick" }),
@@ -61,7 +60,7 @@ function histogram(score, { bins, present, absent }) {
     return values.map((value, n) => {
       const size = (height - 54) * Math.sqrt(value / total);
       const step = (width - 40) / bins;
-      return s("rect", { class: `value ${k ? "c1" : "c0"}`, x: 30 + n * step + (k * step) / 2, y: height - 22 - size, width: step / 2 - 0.5, height: size }, s("title", {}, `${kind}: ${value} between ${format(n / bins, 2)} and ${format((n + 1) / bins, 2)}`));
+      return withTip(s("rect", { class: `value ${k ? "c1" : "c0"}`, x: 30 + n * step + (k * step) / 2, y: height - 22 - size, width: step / 2 - 0.5, height: size }), `${kind}: ${value} between ${format(n / bins, 2)} and ${format((n + 1) / bins, 2)}`);
     });
   });
   return drawing(width, height + 10, `Histogram of the ${score} of present and absent classes`, bars,

@@ -4,7 +4,7 @@ import { button, h } from "./dom.js";
 import { identity } from "./state.js";
 
 // A seven, drawn with two strokes, in 0..1.
-const SEVEN = [
+export const SEVEN = [
   [[0.28, 0.24], [0.4, 0.23], [0.55, 0.23], [0.7, 0.24], [0.66, 0.34], [0.6, 0.46], [0.54, 0.58], [0.49, 0.7], [0.46, 0.82]],
 ];
 const NINE = [
@@ -16,12 +16,12 @@ const pause = (ms) => new Promise((resolve) => { setTimeout(resolve, ms); });
 
 const STEPS = [
   ["input", "A network reads a digit", "This seven was drawn with a few points. You can draw on the surface yourself, pick one of the test images, or upload a file.",
-    async (ctx) => draw(ctx, SEVEN)],
+    async (ctx) => draw(ctx, SEVEN, 0)],
   ["decoder", "One slider turns it into another digit", "A capsule network describes the digit by one vector, its class capsule, and can draw the image from it. Move “Walk from A to this”: the capsule of the seven becomes that of a nine, and the decoded image follows.",
     async (ctx) => {
-      await draw(ctx, SEVEN);
+      await draw(ctx, SEVEN, 0);
       document.getElementById("keep")?.click();
-      await draw(ctx, NINE);
+      await draw(ctx, NINE, 1);
       ctx.state.set({ walk: 0.5 });
       document.getElementById("walk")?.focus();
     }],
@@ -37,16 +37,29 @@ const STEPS = [
     async (ctx) => ctx.state.set({ placement: identity() })],
 ];
 
-async function draw(ctx, strokes) {
-  if (ctx.backend.isFile) return;
+// An exported file has samples instead of a surface, and images that do not move: other texts, or no step.
+const FILE_TEXTS = {
+  "A network reads a digit": "This is one of the test images in this file. Pick another one from the samples.",
+  "One slider turns it into another digit": "A capsule network describes the digit by one vector, its class capsule, and can draw the image from it. Move “Walk from A to this”: the capsule of the first image becomes that of the second, and the decoded image follows.",
+  "Move the digit": null,
+};
+
+/** Draw strokes, or show a sample of an exported file, and wait for the result. */
+async function draw(ctx, strokes, sample) {
   const before = ctx.version;
-  ctx.sketch.load(strokes);
+  if (!ctx.backend.isFile) ctx.sketch.load(strokes);
+  else {
+    const source = { sample: ctx.backend.data.order[sample] };
+    if (source.sample === undefined || source.sample === ctx.state.get().source.sample) return;
+    ctx.state.set({ source, target: null, offsets: {} });
+  }
   for (let n = 0; n < 100 && ctx.version === before; n += 1) await pause(30);
 }
 
 /** Start the tour at its first step. */
 export function startTour(ctx) {
   document.querySelector(".tour")?.remove();
+  const steps = ctx.backend.isFile ? STEPS.filter(([, heading]) => FILE_TEXTS[heading] !== null) : STEPS;
   const title = h("h2", { id: "tour-title" });
   const body = h("p", {});
   const count = h("span", { class: "count" });
@@ -57,19 +70,19 @@ export function startTour(ctx) {
     root.remove();
   };
   const back = button("Back", () => show(index - 1));
-  const next = button("Next", () => (index + 1 < STEPS.length ? show(index + 1) : end()), { class: "primary", id: "tour-next" });
+  const next = button("Next", () => (index + 1 < steps.length ? show(index + 1) : end()), { class: "primary", id: "tour-next" });
   const root = h("div", { class: "tour", role: "dialog", "aria-labelledby": "tour-title", "aria-live": "polite" },
     title, body, h("div", { class: "row" }, count, button("End", end, { id: "tour-end" }), back, next));
   document.body.append(root);
   root.addEventListener("keydown", (event) => event.key === "Escape" && end());
   async function show(step) {
     index = step;
-    const [panel, heading, content, action] = STEPS[step];
+    const [panel, heading, content, action] = steps[step];
     title.textContent = heading;
-    body.textContent = content;
-    count.textContent = `${step + 1} of ${STEPS.length}`;
+    body.textContent = (ctx.backend.isFile && FILE_TEXTS[heading]) || content;
+    count.textContent = `${step + 1} of ${steps.length}`;
     back.disabled = step === 0;
-    next.textContent = step + 1 < STEPS.length ? "Next" : "Finish";
+    next.textContent = step + 1 < steps.length ? "Next" : "Finish";
     marked?.classList.remove("marked");
     marked = document.querySelector(panel === "input" ? ".panel.input" : `#panel-${panel}`);
     marked?.classList.add("marked");

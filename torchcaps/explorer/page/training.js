@@ -32,7 +32,7 @@ function curve(rows) {
   const series = [["train_accuracy", "training", "c0"], ["val_accuracy", "validation", "c1"]];
   const points = series.map(([key]) => rows.filter((row) => row[key] !== null && row[key] !== undefined).map((row) => [row.epoch ?? 0, row[key]]));
   const all = points.flat();
-  if (!all.length) return h("p", { class: "reason" }, "The run has no learning curve yet.");
+  if (!all.length) return h("p", { class: "reason" }, "There is no learning curve: the run directory has no metrics yet, or these are pretrained weights.");
   const width = 420;
   const height = 150;
   const right = Math.max(...all.map(([epoch]) => epoch), 1e-9);

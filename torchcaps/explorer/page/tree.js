@@ -1,7 +1,7 @@
 // The strongest connections from child to parent over the image: a parse tree.
 
 import { decodeArray } from "./arrays.js";
-import { drawing, format, h, photo, s, slider, text } from "./dom.js";
+import { drawing, format, h, photo, s, selectable, slider, text } from "./dom.js";
 import { shorten, targetOf } from "./classes.js";
 
 const WIDTH = 420;
@@ -33,7 +33,10 @@ export const treePanel = {
     const drawn = layers.map((layer, n) => drawEdges(layers, n, boxes, nodes, threshold, result.image.shape));
     const target = targetOf(ctx, run);
     const labels = [...nodes].map(([index, y]) => [
-      s("circle", { cx: NODE_X, cy: y, r: 4 + 7 * Math.min(1, result.probabilities[index]), class: `node${index === target ? " target" : ""}` }),
+      s("circle", {
+        cx: NODE_X, cy: y, r: 4 + 7 * Math.min(1, Math.max(0, result.probabilities[index])), class: `node${index === target ? " target" : ""}`,
+        ...selectable(`class ${index}`, `class ${info.classes[index]}`, () => ctx.state.set({ target: index, offsets: {} }), index === target),
+      }),
       text(NODE_X + 16, y + 4, `${shorten(info.classes[index], 8)} ${format(result.probabilities[index], 2)}`, { class: "name" }),
     ]);
     const planes = boxes.slice(1).map(([x, y, size], n) => [
