@@ -16,7 +16,7 @@ import sys
 
 from torchcaps.papers import list_papers
 from torchcaps.reproduce.render import render_item
-from torchcaps.reproduce.report import FINDINGS_DIRECTORY, REMARKS_FILE
+from torchcaps.reproduce.report import FINDINGS_DIRECTORY, PROVENANCE_FILE, REMARKS_FILE
 from torchcaps.reproduce.scales import SCALES
 from torchcaps.reproduce.store import RecordStore
 
@@ -40,7 +40,7 @@ def stale(store: RecordStore) -> list[str]:
     """Return the names of findings without the current stamp."""
     current = current_stamps(store)
     paths = sorted((store.results / FINDINGS_DIRECTORY).glob("*.md"))
-    paths = [path for path in paths if path.name != REMARKS_FILE]  # about no table
+    paths = [path for path in paths if path.name not in (REMARKS_FILE, PROVENANCE_FILE)]  # about no table
     stamps = {path.stem: STAMP.search(path.read_text(encoding="utf-8")) for path in paths}
     return [name for name, match in stamps.items() if match is None or match[1] != current.get(name)]
 

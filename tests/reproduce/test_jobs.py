@@ -100,6 +100,7 @@ def test_local_jobs_resume_after_a_signal_and_report_a_failure(
     monkeypatch.setattr(jobs, "RecordJob", functools.partial(SignallingJob, number=number))
     submitted = Submissions(create_executor)
     monkeypatch.setattr(jobs, "create_executor", submitted.create_executor)
+    monkeypatch.setattr(sys, "argv", ["torchcaps", "reproduce", "t"])
     size = {"width": 8, "types": 2, "batch_size": 16, "steps": 20, "max_train_images": 800, "max_test_images": 20}
     run = Run("capsnet_small", {**size, "checkpoint_interval_steps": CHECKPOINT_INTERVAL})
     failing = Measurement("f", fail)
@@ -114,6 +115,7 @@ def test_local_jobs_resume_after_a_signal_and_report_a_failure(
     record = store.read(RecordKey(run, 0))
     assert record is not None
     assert (record["results"]["steps"], record["machine"]["threads"]) == (20, 1)
+    assert record["command"] == "torchcaps reproduce t"
     again = [tasks[0].name] if number == signal.SIGKILL else []  # submitit itself starts a requeued job again
     assert submitted.names == [*(task.name for task in tasks), *again]
     failed = record_status(RecordKey(failing, 0), store)

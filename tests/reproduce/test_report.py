@@ -10,7 +10,7 @@ import pytest
 from tests.reproduce.items import reproduce_smoke, smoke_store
 from tests.reproduce.tables import cpu_store, measured_table, measurement, scaled_store
 from torchcaps.papers import find_item, list_papers
-from torchcaps.reproduce.report import choose_verdicts, render_summary, write_report
+from torchcaps.reproduce.report import choose_verdicts, judge_claims, render_claims, write_report
 from torchcaps.reproduce.schema import Item, Paper
 from torchcaps.reproduce.store import RecordKey, RecordStore
 from torchcaps.reproduce.verdicts import VerdictKind
@@ -21,7 +21,7 @@ def summary_of(directory: Path, a: list[float], b: list[float]) -> list[str]:
     """Return the lines of the summary of a claim that needs no training."""
     results = measured_table(directory, a, b)
     papers = [paper_of(results.item, "one", "paper"), Paper("two", "", "", "", "", (), ())]
-    return render_summary(papers, [results.store]).splitlines()
+    return render_claims(papers, [results.store]).splitlines()
 
 
 def paper_of(item: Item, name: str, *origins: Literal["paper", "ours"]) -> Paper:
@@ -46,10 +46,10 @@ def test_the_summary_counts_verdicts_by_paper(tmp_path: Path) -> None:
 def test_statements_of_ours_are_marked_and_not_counted_as_claims_of_a_paper(tmp_path: Path) -> None:
     results = measured_table(tmp_path, [1.0, 1.1], [5.0, 5.1])
     paper = paper_of(results.item, "one", "paper", "ours", "ours")
-    lines = render_summary([paper], [results.store]).splitlines()
+    lines = render_claims([paper], [results.store]).splitlines()
     assert "| all claims | 1 | 0 | 0 | 0 | 0 | 0 |" in lines
     assert "| statements of ours | 2 | 0 | 0 | 0 | 0 | 0 |" in lines
-    assert sum("holds: (ours) a is better" in line for line in lines) == 2
+    assert sum(line.startswith("| (ours) a is better | one, Table | holds |") for line in lines) == 2
 
 
 def two_scales(directory: Path) -> tuple[Paper, list[RecordStore]]:
@@ -59,7 +59,7 @@ def two_scales(directory: Path) -> tuple[Paper, list[RecordStore]]:
     return paper_of(cpu.item, "one", "paper"), [long.store, cpu.store]
 
 
-def test_a_claim_is_judged_at_the_first_scale_at_which_it_was_run(tmp_path: Path) -> None:
+def test_a_claim_is_judged_at_the_first_scale_that_is_complete(tmp_path: Path) -> None:
     paper, stores = two_scales(tmp_path)
     (item,) = paper.items
     ((scale, verdict),) = choose_verdicts(item, stores)
@@ -97,12 +97,32 @@ def test_a_report_of_two_scales_has_both_tables_and_one_verdict(tmp_path: Path) 
     assert "| one | 0 | 1 | 0 | 0 | 0 | 0 |" in text
 
 
-def test_a_claim_that_was_run_at_another_scale_than_its_table_names_the_scale(tmp_path: Path) -> None:
+def test_a_claim_that_is_judged_at_another_scale_than_its_table_names_the_scale(tmp_path: Path) -> None:
     paper, stores = two_scales(tmp_path)
-    stores[0].path(RecordKey(measurement("b"), 0)).unlink()
-    stores[0].path(RecordKey(measurement("b"), 1)).unlink()
+    for name in ("a", "b"):  # one seed is left, which decides nothing
+        stores[0].path(RecordKey(measurement(name), 1)).unlink()
+    stores = [scaled_store(tmp_path, "long"), stores[1]]
     text = write_report([paper], stores, tmp_path / "page.md", "torchcaps report", update_items=False).read_text()
     assert "- holds: a is better (scale cpu; by " in text[text.index("### one, Table") :]
+
+
+def test_the_first_records_of_a_longer_scale_replace_neither_table_nor_verdict(tmp_path: Path) -> None:
+    long = measured_table(tmp_path, [5.0], [], scale="long")
+    cpu = measured_table(tmp_path, [1.2, 1.3], [6.0, 6.1])
+    paper, stores = paper_of(cpu.item, "one", "paper"), [long.store, cpu.store]
+    text = write_report([paper], stores, tmp_path / "page.md", "torchcaps report", update_items=False).read_text()
+    section = text[text.index("### one, Table") :]
+    partial = section.index("#### Table at the scale long")
+    assert "| b | 1 ± 0.1 | 6.05" in section[:partial]  # the complete table comes first
+    assert "| a | 1 ± 0.1 | 5" in section[partial:]
+    assert "| b |" not in section[partial:]
+    assert "Run at this scale: 1 of 2 rows." in section[partial:]
+    measured_table(tmp_path, [5.0], [1.0], scale="long")  # one seed: nothing can be decided at this scale yet
+    ((scale, verdict),) = choose_verdicts(paper.items[0], [scaled_store(tmp_path, "long"), cpu.store])
+    assert (scale, verdict.kind) == ("cpu", VerdictKind.HOLDS)
+    measured_table(tmp_path, [5.0, 5.1], [1.0, 1.1], scale="long")
+    ((scale, verdict),) = choose_verdicts(paper.items[0], [scaled_store(tmp_path, "long"), cpu.store])
+    assert (scale, verdict.kind) == ("long", VerdictKind.CONTRADICTED)
 
 
 def test_unreadable_records_of_one_scale_leave_the_other(tmp_path: Path) -> None:
@@ -118,27 +138,53 @@ def test_unreadable_records_of_one_scale_leave_the_other(tmp_path: Path) -> None
     assert "Its records at the scale long are not readable." in text
 
 
-def test_the_summary_lists_decided_claims_and_the_reasons_of_others(tmp_path: Path) -> None:
-    holds = summary_of(tmp_path / "holds", [1.0, 1.1], [5.0, 5.1])
-    (line,) = (line for line in holds if line.startswith("- one, Table: "))
-    assert line.startswith("- one, Table: holds: a is better (scale cpu; by 4 ")
-    assert "Contradicted claims: none." in holds
-    contradicted = summary_of(tmp_path / "contradicted", [5.0, 5.1], [1.0, 1.1])
-    assert "Claims that hold: none." in contradicted
-    assert sum(line.startswith("- one, Table: contradicted: ") for line in contradicted) == 1
-    undecided = summary_of(tmp_path / "undecided", [1.0], [5.0])
-    assert 'Reasons for "undecided": one seed (1).' in undecided
-    assert not [line for line in undecided if line.startswith("- ")]
+def test_the_table_of_claims_has_verdict_numbers_seeds_and_reason(tmp_path: Path) -> None:
+    def row_of(name: str, a: list[float], b: list[float]) -> list[str]:
+        (line,) = (line for line in summary_of(tmp_path / name, a, b) if line.startswith("| a is better |"))
+        return [cell.strip() for cell in line.strip("|").split("|")]
+
+    holds = row_of("holds", [1.0, 1.1], [5.0, 5.1])
+    assert holds[:6] == ["a is better", "one, Table", "holds", *holds[3:5], "2"]
+    assert holds[3].startswith("1.05 against 5.05")
+    assert holds[4] == "1 ± 0.1 against 1 ± 0.1"
+    assert row_of("contradicted", [5.0, 5.1], [1.0, 1.1])[2] == "contradicted"
+    undecided = row_of("undecided", [1.0], [5.0])
+    assert (undecided[2], undecided[5], undecided[6]) == ("undecided", "1", "One seed decides nothing.")
+    assert 'Reasons for "undecided": one seed (1).' in summary_of(tmp_path / "undecided", [1.0], [5.0])
 
 
-def test_remarks_about_all_records_follow_the_summary(tmp_path: Path) -> None:
+def test_the_table_of_claims_is_ordered_by_verdict(tmp_path: Path) -> None:
+    results = measured_table(tmp_path, [1.0, 1.1], [5.0, 5.1])
+    paper = paper_of(results.item, "one", "paper", "ours")
+    (item,) = paper.items
+    reversed_claim = dataclasses.replace(
+        item.claims[1], text="b is better", better=("b", "error"), worse=("a", "error")
+    )
+    item = dataclasses.replace(item, claims=(reversed_claim, item.claims[0]))
+    paper = dataclasses.replace(paper, items=(item,))
+    kinds = [one.verdict.kind for one in judge_claims([paper], [results.store])]
+    assert kinds == [VerdictKind.CONTRADICTED, VerdictKind.HOLDS]  # in the order of the declaration
+    rows = [line for line in render_claims([paper], [results.store]).splitlines() if "is better |" in line]
+    assert [row.split(" | ")[0] for row in rows] == ["| a is better", "| (ours) b is better"]
+
+
+def test_claims_that_were_not_run_are_counted_and_not_in_the_table(tmp_path: Path) -> None:
+    item = measured_table(tmp_path / "other", [1.0, 1.1], [5.0, 5.1]).item
+    lines = render_claims([paper_of(item, "one", "paper")], [cpu_store(tmp_path / "none")]).splitlines()
+    assert "No claim has been run yet." in lines
+    assert "| all claims | 0 | 0 | 0 | 0 | 0 | 1 |" in lines
+
+
+def test_the_report_has_claims_remarks_papers_method_and_appendix_in_this_order(tmp_path: Path) -> None:
     store = cpu_store(tmp_path)
     (store.results / "findings").mkdir(parents=True)
-    (store.results / "findings" / "remarks.md").write_text("### Provenance\n")
+    (store.results / "findings" / "remarks.md").write_text("### Remarks\n")
+    (store.results / "findings" / "provenance.md").write_text("### Provenance\n")
     papers = [Paper("one", "", "", "", "", (), ())]
     lines = write_report(papers, [store], tmp_path / "page.md", "torchcaps report").read_text().splitlines()
     headings = [line for line in lines if line.startswith("#")]
-    assert headings == ["# Reproduced results", "## Summary", "### Provenance", "## one"]
+    first = ["# Reproduced results", "## Claims", "### Counts", "### Remarks"]
+    assert headings == [*first, "## one", "## Method", "## Appendix", "### Provenance"]
 
 
 def test_a_report_without_records_has_published_numbers_and_commands(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import signal
+import sys
 import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -101,6 +102,7 @@ class RecordJob:
         scale, results, work: those of the `RecordStore`; absolute paths.
         settings: fields of the run that do not change its result.
         nice: niceness that is added.
+        arguments: command line of the submitting process, which the record states; the job has one of submitit's.
     """
 
     key: RecordKey
@@ -110,9 +112,11 @@ class RecordJob:
     work: Path
     settings: dict[str, Any] = field(default_factory=dict)
     nice: int = 0
+    arguments: tuple[str, ...] = field(default_factory=lambda: tuple(sys.argv[1:]))
 
     def __call__(self) -> TaskResult:
         """Execute the task; an error is printed to the log and returned as `TaskOutcome.FAILED`."""
+        sys.argv[1:] = self.arguments
         prepare_process(self.nice, self.settings.get("num_threads"))
         store = RecordStore(self.scale, self.results, self.work)
         task = Task(self.key, TaskState.NEW, name=self.name)

@@ -1,6 +1,7 @@
 """Rendering of an item: Markdown table with verdicts, and figure."""
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 from torchcaps._core.files import write_atomic
@@ -14,14 +15,18 @@ from torchcaps.training.errors import RunError
 
 __all__ = [
     "count_noun",
+    "count_numbers",
     "describe_verdict",
     "draw_points",
     "format_estimate",
+    "format_number",
     "format_published",
+    "format_two_digits",
     "has_results",
     "item_lines",
     "item_path",
     "render_item",
+    "table_line",
     "table_lines",
     "write_item",
 ]
@@ -66,14 +71,14 @@ def format_estimate(estimate: Estimate | None, unit: str) -> str:
         return f"{estimate.mean:,.0f}"
     if estimate.seeds == 0:
         return f"diverged ({estimate.diverged} of {estimate.diverged})"
-    text = _format_number(estimate.mean, unit)
+    text = format_number(estimate.mean, unit)
     if estimate.low < estimate.high:
-        text += f" ({_format_number(estimate.low, unit)} to {_format_number(estimate.high, unit)})"
+        text += f" ({format_number(estimate.low, unit)} to {format_number(estimate.high, unit)})"
     text += "" if estimate.seed_independent else f", {estimate.seeds} seed{'s' * (estimate.seeds > 1)}"
     return text + (f", {estimate.diverged} more diverged" if estimate.diverged else "")
 
 
-def _format_number(number: float, unit: str) -> str:
+def format_number(number: float, unit: str) -> str:
     """Return a number with the decimals of its unit, otherwise with `SIGNIFICANT_DIGITS`."""
     if unit == "numbers":
         return f"{number:,.0f}"
@@ -91,21 +96,21 @@ def describe_verdict(verdict: Verdict, scale: Scale | None = None) -> str:
     at_scale = [] if scale is None else [f"scale {scale}"]
     if verdict.difference is None or verdict.kind is VerdictKind.NOT_JUDGED:
         return f"{text} ({at_scale[0]})" if at_scale and verdict.kind is not VerdictKind.NOT_RUN else text
-    interval = f" ± {_two_digits(verdict.half_width)}" if verdict.half_width else ""
+    interval = f" ± {format_two_digits(verdict.half_width)}" if verdict.half_width else ""
     margin = f" with a margin of {verdict.claim.margin:g}" if verdict.claim.margin else ""
     seeds = f", {count_noun(verdict.seeds, 'seed')}" if verdict.seeds else ""
-    details = [*at_scale, f"by {_two_digits(verdict.difference)}{interval}{margin}{seeds}"]
+    details = [*at_scale, f"by {format_two_digits(verdict.difference)}{interval}{margin}{seeds}"]
     if verdict.half is not None:
         half = verdict.half
-        details.append(f"at half length by {_two_digits(half.difference)}, {count_noun(half.seeds, 'seed')}")
-        changes = " and ".join(_two_digits(change) for change in (half.better_change, half.worse_change))
+        details.append(f"at half length by {format_two_digits(half.difference)}, {count_noun(half.seeds, 'seed')}")
+        changes = " and ".join(format_two_digits(change) for change in (half.better_change, half.worse_change))
         details.append(f"from half to full length the two improved by {changes}")
     if verdict.claim.convergence_reason:
         details.append(f"independent of the training length: {verdict.claim.convergence_reason}")
     return f"{text} ({'; '.join(details)})"
 
 
-def _two_digits(number: float) -> str:
+def format_two_digits(number: float) -> str:
     """Return a number with two significant digits; large ones as an int."""
     return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.2g}"
 
@@ -138,26 +143,30 @@ def item_lines(
     return lines + [f"- {note}" for note in item.notes] + [""] * bool(item.notes)
 
 
-def table_lines(item: Item, store: RecordStore, footnotes: list[str]) -> list[str]:
+def table_lines(item: Item, store: RecordStore, footnotes: list[str], only_run: bool = False) -> list[str]:
     """Return the lines of a table; each column is split into published numbers and ours, if there are any.
 
-    Notes on published numbers that are not in ``footnotes`` are appended to it.
+    Notes on published numbers that are not in ``footnotes`` are appended to it. With ``only_run`` the table has only
+    rows with a run of ours, and a sentence about the others.
     """
     if not item.rows:
         return []
     results = Results(item, store)
+    rows = [row for row in item.rows if not only_run or any(_has_run(results, c) for c in row.cells.values())]
+    if not rows:
+        return []
     header, columns = [""], []
     for name, unit in item.columns.items():
-        cells = [row.cells[name] for row in item.rows if name in row.cells]
+        cells = [row.cells[name] for row in rows if name in row.cells]
         suffix = f" ({unit})" if unit else ""
         if any(cell.printed is not None for cell in cells):
             header.append(f"{name}, published{suffix}")
             columns.append((name, unit, False))
-        if any(cell.source is not None for cell in cells):
+        if any(cell.source is not None and (not only_run or _has_run(results, cell)) for cell in cells):
             header.append(f"{name}, ours{suffix}")
             columns.append((name, unit, True))
-    lines = [_table_line(header), "|---" * len(header) + "|"]
-    for row in item.rows:
+    lines = [table_line(header), "|---" * len(header) + "|"]
+    for row in rows:
         texts = [row.label]
         for name, unit, is_ours in columns:
             cell = row.cells.get(name)
@@ -167,7 +176,9 @@ def table_lines(item: Item, store: RecordStore, footnotes: list[str]) -> list[st
                 texts.append(format_estimate(results.estimate(cell), unit) if cell.source is not None else "")
             else:
                 texts.append(format_published(cell, unit) + _footnote_mark(cell, footnotes))
-        lines.append(_table_line(texts))
+        lines.append(table_line(texts))
+    if len(rows) < len(item.rows):
+        lines += ["", f"Run at this scale: {len(rows)} of {len(item.rows)} rows."]
     return [*lines, ""]
 
 
@@ -180,7 +191,8 @@ def _footnote_mark(cell: Cell, footnotes: list[str]) -> str:
     return f" [{footnotes.index(cell.printed.note) + 1}]"
 
 
-def _table_line(cells: list[str]) -> str:
+def table_line(cells: Sequence[str]) -> str:
+    """Return a line of a Markdown table."""
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
@@ -192,19 +204,33 @@ def item_path(paper: Paper, item: Item, store: RecordStore, suffix: str) -> Path
 def has_results(item: Item, store: RecordStore) -> bool:
     """Return whether anything of an item has run."""
     results = Results(item, store)
-    cells = [cell for row in item.rows for cell in row.cells.values()]
-    if any((estimate := results.estimate(cell)) is not None and estimate.seeds + estimate.diverged for cell in cells):
-        return True
-    return any(results.first(measurement) is not None for measurement in item.measurements)
+    return count_numbers(item, store) > 0 or any(results.first(one) is not None for one in item.measurements)
+
+
+def count_numbers(item: Item, store: RecordStore) -> int:
+    """Return the number of cells of a table with a run or measurement of ours."""
+    results = Results(item, store)
+    return sum(_has_run(results, cell) for row in item.rows for cell in row.cells.values())
+
+
+def _has_run(results: Results, cell: Cell) -> bool:
+    """Return whether a cell has a record, also of a run that diverged; parameter counts need none."""
+    estimate = results.estimate(cell)
+    return estimate is not None and estimate.seeds + estimate.diverged > 0
 
 
 def write_item(paper: Paper, item: Item, store: RecordStore) -> list[Path]:
-    """Write table and figure of an item from the existing records; return the paths."""
+    """Write table and figure of an item from the existing records; return the paths.
+
+    Without records nothing is written, and files of records that were removed are deleted.
+    """
     table, figure = (item_path(paper, item, store, suffix) for suffix in (".md", ".png"))
-    write_atomic(table, render_item(paper, item, store), RunError, sweep=True)
     if not has_results(item, store):
-        figure.unlink(missing_ok=True)  # of records that were removed
-        return [table]
+        render_item(paper, item, store)  # raises if the item itself is not valid
+        for path in (table, figure):
+            path.unlink(missing_ok=True)
+        return []
+    write_atomic(table, render_item(paper, item, store), RunError, sweep=True)
     (item.draw or draw_points)(Results(item, store), figure)
     return [table, figure] if figure.exists() else [table]  # a figure may need records that are still missing
 

@@ -1,4 +1,4 @@
-"""The combined report: summary of all verdicts, then every table and figure of every paper."""
+"""The combined report: the claims with their verdicts, every table and figure of every paper, method, appendix."""
 
 import os
 from collections import Counter
@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from torchcaps._core.files import write_atomic
+from torchcaps.reproduce.claims import JudgedClaim, claim_table
 from torchcaps.reproduce.render import (
     REASON_TEXT,
     VERDICT_TEXT,
     count_noun,
-    describe_verdict,
+    count_numbers,
     has_results,
     item_lines,
     item_path,
@@ -22,21 +23,39 @@ from torchcaps.reproduce.scales import Scale
 from torchcaps.reproduce.schema import Item, Paper
 from torchcaps.reproduce.statistics import Results
 from torchcaps.reproduce.store import RecordStore
-from torchcaps.reproduce.verdicts import Verdict, VerdictKind, verdicts
+from torchcaps.reproduce.verdicts import Verdict, VerdictKind, VerdictReason, verdicts
 from torchcaps.training.errors import RunError
 
-__all__ = ["FINDINGS_DIRECTORY", "REMARKS_FILE", "choose_verdicts", "render_summary", "write_report"]
+__all__ = [
+    "FINDINGS_DIRECTORY",
+    "PROVENANCE_FILE",
+    "REMARKS_FILE",
+    "choose_verdicts",
+    "judge_claims",
+    "render_claims",
+    "write_report",
+]
 
 FINDINGS_DIRECTORY = "findings"  # next to the records: observations, written by hand, one file per item
 REMARKS_FILE = "remarks.md"  # in the same directory: about the records as a whole
+INCOMPLETE = (VerdictReason.ONE_SEED, VerdictReason.NO_INTERVAL, VerdictReason.HALF_LENGTH_MISSING)
+PROVENANCE_FILE = "provenance.md"  # in the same directory: changed settings, machines, added seeds
 REPORT_HEADER = """\
 # Reproduced results
 
-Every table and figure of the papers that was run, next to the published numbers, at {scales}.
-Written by `{command}` from the records in {directories}; each record has the configuration, seed, learning curve,
-duration, machine and command. A number is a mean over seeds with its 95 % confidence interval, which combines that of
-the test images and that of the mean over seeds in quadrature. "not run" means that nothing was run; no number is
-copied.
+Each claim of the papers that was run, with its verdict by our numbers: the two that the claim compares, the one that is
+said to be better first. "(ours)" marks statements that the paper does not make. Networks are narrower and trained for a
+shorter time than in the papers, in the same way for all rows of a table: absolute numbers are not comparable with the
+published ones. Below: tables and figures of each paper, and the [method](#method) with the rules of a verdict.
+"""
+METHOD = """\
+## Method
+
+Every table and figure of the papers that was run is next to the published numbers, at {scales}.
+This page is written by `{command}` from the records in {directories}; each record has the configuration,
+seed, learning curve, duration, machine and command. A number is a mean over seeds with its 95 % confidence interval,
+which combines that of the test images and that of the mean over seeds in quadrature. "not run" means that nothing was
+run; no number is copied.
 
 A claim of a paper **holds** or is **contradicted** only if all of the following is true:
 
@@ -52,52 +71,56 @@ It is **undecided** if one of the first two is false, and **too short to judge**
 runs are missing. Nothing is concluded from a network whose accuracy is not significantly above that of a constant
 prediction, nor from a run that diverged: **not judged**. The intervals are not corrected for the number of claims: of
 100 true differences of zero about five would be outside.
-{precedence}
-Except at the scale `full` networks are narrower and trained for a shorter time than in the papers, in the same way for
-all rows of a table: absolute numbers are not comparable with the published ones.
-"""
+{precedence}"""
 
 
 def choose_verdicts(item: Item, stores: Sequence[RecordStore]) -> list[tuple[Scale, Verdict]]:
-    """Return the verdict on each claim by the first of the scales at which both of its numbers exist, and that scale.
+    """Return the verdict on each claim by the first of the scales at which it was run completely, and that scale.
+
+    Complete means that both numbers have the seeds and half-length runs that a decision needs: the first record of a
+    longer scale does not replace a verdict by the complete records of a shorter one. If no scale is complete, the first
+    one at which both numbers exist counts.
 
     Args:
         item: the table or figure.
-        stores: the records of several scales; those of a later one count only if an earlier one has none.
+        stores: the records of several scales, in order of precedence.
     """
     judged = [(store.scale, verdicts(Results(item, store))) for store in stores]
     chosen = []
     for index in range(len(item.claims)):
         candidates = [(scale, by_claim[index]) for scale, by_claim in judged]
         ran = [one for one in candidates if one[1].kind is not VerdictKind.NOT_RUN]
-        chosen += (ran or candidates)[:1]
+        complete = [one for one in ran if one[1].reason not in INCOMPLETE]
+        chosen += (complete or ran or candidates)[:1]
     return chosen
 
 
-def render_summary(papers: Sequence[Paper], stores: Sequence[RecordStore]) -> str:
-    """Return the verdicts on all claims as Markdown: counts by paper, reasons, and the claims that are decided."""
-    judged: list[tuple[Paper, Item, Scale, Verdict]] = [
-        (paper, item, scale, verdict)
+def judge_claims(papers: Sequence[Paper], stores: Sequence[RecordStore]) -> list[JudgedClaim]:
+    """Return the verdicts on the claims of all items, each at the scale that `choose_verdicts` takes."""
+    return [
+        JudgedClaim(paper, item, scale, verdict)
         for paper in papers
         for item in paper.items
         for scale, verdict in choose_verdicts(item, _readable(paper, item, stores))
     ]
-    published = [entry for entry in judged if entry[3].claim.origin == "paper"]
-    lines = ["## Summary", ""]
+
+
+def render_claims(papers: Sequence[Paper], stores: Sequence[RecordStore]) -> str:
+    """Return the verdicts on all claims as Markdown: the table of claims, then the counts by paper and the reasons."""
+    judged = judge_claims(papers, stores)
+    published = [one for one in judged if one.verdict.claim.origin == "paper"]
+    lines = ["## Claims", "", *claim_table(judged, stores), "### Counts", ""]
     lines += ["| | " + " | ".join(VERDICT_TEXT.values()) + " |", "|---" * (1 + len(VERDICT_TEXT)) + "|"]
     for label, kinds in [
-        *((paper.name, [verdict.kind for p, *_, verdict in published if p is paper]) for paper in papers),
-        ("all claims", [verdict.kind for *_, verdict in published]),
-        ("statements of ours", [verdict.kind for *_, verdict in judged if verdict.claim.origin == "ours"]),
+        *((paper.name, [one.verdict.kind for one in published if one.paper is paper]) for paper in papers),
+        ("all claims", [one.verdict.kind for one in published]),
+        ("statements of ours", [one.verdict.kind for one in judged if one.verdict.claim.origin == "ours"]),
     ]:
         lines.append(f"| {label} | " + " | ".join(str(kinds.count(kind)) for kind in VERDICT_TEXT) + " |")
     lines.append("")
-    for kind in (VerdictKind.HOLDS, VerdictKind.CONTRADICTED):
-        texts = [f"- {p.name}, {item.title}: {describe_verdict(v, s)}" for p, item, s, v in judged if v.kind is kind]
-        heading = {VerdictKind.HOLDS: "Claims that hold", VerdictKind.CONTRADICTED: "Contradicted claims"}[kind]
-        lines += [f"{heading}:", "", *texts, ""] if texts else [f"{heading}: none.", ""]
     for kind in (VerdictKind.TOO_SHORT, VerdictKind.UNDECIDED, VerdictKind.NOT_JUDGED):
-        reasons = Counter(v.reason for *_, v in published if v.kind is kind and v.reason is not None)
+        verdicts_of_kind = [one.verdict for one in published if one.verdict.kind is kind]
+        reasons = Counter(verdict.reason for verdict in verdicts_of_kind if verdict.reason is not None)
         if reasons:
             counts = ", ".join(f"{REASON_TEXT[reason]} ({n})" for reason, n in reasons.most_common())
             lines += [f'Reasons for "{VERDICT_TEXT[kind]}": {counts}.', ""]
@@ -121,8 +144,7 @@ def write_report(
 
     Args:
         papers: the papers, in order.
-        stores: the records of one or more scales, in order of precedence: a claim is judged at the first of them at
-            which it was run.
+        stores: the records of one or more scales, in order of precedence; see `choose_verdicts`.
         out: path of the report.
         command: the command line, printed in the report.
         update_items: also write the table and figure of each item.
@@ -130,14 +152,25 @@ def write_report(
     scales = " and ".join(f"the scale `{store.scale}`" for store in stores)
     directories = " and ".join(f"`{store.results}`" for store in stores)
     order = ", then ".join(f"`{store.scale}`" for store in stores)
-    precedence = f"\nA claim is judged at the first scale at which it was run: {order}.\n" if len(stores) > 1 else ""
-    parts = [REPORT_HEADER.format(scales=scales, command=command, directories=directories, precedence=precedence)]
-    parts += [_render_paper(paper, stores, out, update_items) for paper in papers]  # collects unreadable items
-    remarks = [store.results / FINDINGS_DIRECTORY / REMARKS_FILE for store in stores]
-    summary = [render_summary(papers, stores)]
-    summary += [path.read_text(encoding="utf-8").strip() + "\n" for path in remarks if path.exists()]
-    write_atomic(out, "\n".join([parts[0], *summary, *parts[1:]]), RunError, sweep=True)
+    precedence = (
+        f"\nA claim is judged at the first scale that has all seeds and half-length runs for it: {order}. The most\n"
+        "complete scale of a table comes first; the other one follows with the rows that were run.\n"
+        if len(stores) > 1
+        else ""
+    )
+    sections = [_render_paper(paper, stores, out, update_items) for paper in papers]  # collects unreadable items
+    method = METHOD.format(scales=scales, command=command, directories=directories, precedence=precedence)
+    appendix = _read_remarks(stores, PROVENANCE_FILE)
+    page = [REPORT_HEADER, render_claims(papers, stores), *_read_remarks(stores, REMARKS_FILE), *sections, method]
+    page += ["## Appendix\n", *appendix] if appendix else []
+    write_atomic(out, "\n".join(page), RunError, sweep=True)
     return out
+
+
+def _read_remarks(stores: Sequence[RecordStore], name: str) -> list[str]:
+    """Return the texts of a file next to the findings, one for each scale that has it."""
+    paths = [store.results / FINDINGS_DIRECTORY / name for store in stores]
+    return [path.read_text(encoding="utf-8").strip() + "\n" for path in paths if path.exists()]
 
 
 def _render_paper(paper: Paper, stores: Sequence[RecordStore], out: Path, update_items: bool) -> str:
@@ -173,16 +206,20 @@ def _check_item(paper: Paper, item: Item, store: RecordStore, update: bool) -> N
 
 
 def _report_lines(paper: Paper, item: Item, stores: Sequence[RecordStore], out: Path) -> list[str]:
-    """Return the part of the report for an item: verdicts, and for each scale table, figure, findings and cost."""
+    """Return the part of the report for an item: verdicts, and for each scale table, figure, findings and cost.
+
+    The scale with the most numbers comes first. Of the others only the rows that were run are shown.
+    """
     recorded = [store for store in stores if has_results(item, store)]
     if not recorded:
         last = stores[-1]
         command = f"`torchcaps reproduce {paper.name} {item.name} --scale {last.scale}`"
         return [render_item(paper, item, last), f"Not run: {command}", ""]
-    lines = item_lines(paper, item, recorded[0], choose_verdicts(item, recorded))
-    lines += _record_lines(paper, item, recorded[0], out)
-    for store in recorded[1:]:
-        lines += [f"#### {item.title} at the scale {store.scale}", "", *table_lines(item, store, [])]
+    first, *others = sorted(recorded, key=lambda store: -count_numbers(item, store))  # stable: precedence breaks ties
+    lines = item_lines(paper, item, first, choose_verdicts(item, recorded))
+    lines += _record_lines(paper, item, first, out)
+    for store in others:
+        lines += [f"#### {item.title} at the scale {store.scale}", "", *table_lines(item, store, [], only_run=True)]
         lines += _record_lines(paper, item, store, out)
     return lines
 

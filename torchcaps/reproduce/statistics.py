@@ -39,6 +39,7 @@ LIMITS = {  # smallest and largest possible number, by the unit of a column; tho
     **dict.fromkeys((None, "", "%", "test minus training, points"), (-math.inf, math.inf)),
     **dict.fromkeys(PERCENTAGES, (0.0, 100.0)),
     "ratio": (0.0, 1.0),
+    "R2": (-math.inf, 1.0),
     "cosine": (-1.0, 1.0),
 }
 

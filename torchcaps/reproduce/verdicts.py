@@ -112,12 +112,17 @@ def judge(results: Results, claim: Claim) -> Verdict:
     verdict = Verdict(claim, VerdictKind.UNDECIDED, None, *compared, min(seeds, default=0), half)
     if any(_is_at_chance(results, cell) for cell in cells):
         return dataclasses.replace(verdict, kind=VerdictKind.NOT_JUDGED, reason=VerdictReason.AT_CHANCE)
-    kind, reason = _compare(verdict, exact=all(isinstance(cell.source, ParameterCount) for cell in cells))
+    kind, reason = _judge_difference(verdict, exact=all(isinstance(cell.source, ParameterCount) for cell in cells))
     return dataclasses.replace(verdict, kind=kind, reason=reason)
 
 
-def _compare(verdict: Verdict, exact: bool) -> tuple[VerdictKind, VerdictReason | None]:
-    """Apply the rules a, b and c to the numbers of a verdict; exact numbers have no interval and need no training."""
+def _judge_difference(verdict: Verdict, exact: bool) -> tuple[VerdictKind, VerdictReason | None]:
+    """Return whether a claim's difference is decided: by enough seeds, an interval without zero, and convergence.
+
+    Args:
+        verdict: the difference with its interval, and that of runs of half the length.
+        exact: the numbers are parameter counts, which need neither seeds, interval nor training.
+    """
     claim, half = verdict.claim, verdict.half
     assert verdict.difference is not None
     excess = verdict.difference + claim.margin
