@@ -5,10 +5,10 @@ SEED ?= 0
 SECONDS ?= 600
 HINT = choose one, as in 'make $(or $(MAKECMDGOALS),setup) PYTHON=python3.12'
 
-.PHONY: help setup setup-train check-python test test-all demo layers lint format bench mutations fuzz lock clean
+.PHONY: help setup setup-train check-python test test-all demo layers lint format bench docs docs-serve mutations fuzz lock clean
 
 help:
-	@echo "make demo       install the train extra, then train a small CapsNet on real digits (about a minute on two cores)"
+	@echo "make demo       install the train extra, then train a small capsule network on real digits (some minutes on two cores)"
 	@echo "make test       install everything, then run the tests (a seeded sample of large products of cases)"
 	@echo "make test-all   the same tests with every case"
 	@echo "make lint       ruff, ruff format, pyright"
@@ -17,6 +17,7 @@ help:
 	@echo "make bench      time and memory of layers and models against naive baselines (under ten minutes)"
 	@echo "make mutations  check that the tests catch every bug listed in tests/mutations.toml"
 	@echo "make fuzz       mutated files and runs, extreme values in layers, killed trainings (SEED=0 SECONDS=600)"
+	@echo "make docs       build the site in site/, warnings are errors, links are checked (make docs-serve: with a server)"
 	@echo "make lock       regenerate requirements/*.lock"
 	@echo "PYTHON=...      interpreter of the environment (now: $(PYTHON); 3.11 or newer)"
 
@@ -56,6 +57,12 @@ format: setup
 bench: setup
 	@$(BIN)/torchcaps bench --out results/bench/speed.json --figure docs/images/growth.png
 
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+docs-serve: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
 mutations: setup
 	$(BIN)/python tools/mutations.py --jobs 2
 
@@ -66,4 +73,4 @@ lock: setup
 	$(BIN)/python tools/lock.py
 
 clean:
-	rm -rf .venv .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis .cache site

@@ -1,6 +1,6 @@
 """Classify an image with an exported model, using numpy and onnxruntime only.
 
-    torchcaps export runs/capsnet_small-digits-1 --format onnx --out model.onnx
+    torchcaps export runs/capsnet_digits-digits-1 --format onnx --out model.onnx
     python onnx_predict.py model.onnx digit.npy
 
 The image is a .npy file with bytes [height, width] or [height, width, channels] of the size that the model expects.

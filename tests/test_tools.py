@@ -70,17 +70,17 @@ def test_setup_runs_again_only_if_a_lock_changed(project: Path, profile: str, mo
 
     monkeypatch.setattr(setup, "run", record)
     monkeypatch.setattr(setup, "pip_setting", lambda name: None)
-    monkeypatch.setattr(sys, "argv", ["setup.py", profile])
-    setup.main()
+    setup.main(profile)
     n_commands = len(commands)
     assert [c for c in commands if ".lock" in c and "--require-hashes" not in c] == []
     assert [c for c in commands if "torch-cpu.lock" in c] != []
     assert [c for c in commands if "torch.lock" in c] == []  # only if there is no CPU build
-    setup.main()
+    assert any("triton.lock" in c for c in commands) == (profile == "dev")
+    setup.main(profile)
     assert len(commands) == n_commands
     with (project / "requirements/dev.lock").open("a") as lock:
         lock.write("# another\n")
-    setup.main()
+    setup.main(profile)
     assert len(commands) == 2 * n_commands
 
 
@@ -95,6 +95,9 @@ def test_locked_packages_have_versions_and_hashes(lock: Path) -> None:
 
 def test_locks_contain_the_cpu_build_of_torch() -> None:
     assert (ROOT / "requirements/torch-cpu.lock").read_text().count("torch==2.13.0+cpu") == 1
+    triton = [line for line in (ROOT / "requirements/triton.lock").read_text().splitlines() if "==" in line]
+    assert [line for line in triton if not line.startswith("triton==")] == []
+    assert triton[0] in (ROOT / "requirements/torch.lock").read_text()  # the version that torch requires
     assert "torchvision" not in (ROOT / "requirements/dev.lock").read_text()
 
 
@@ -137,10 +140,15 @@ def test_pretrained_weights_of_a_run(tmp_path: Path) -> None:
     model = torchcaps.create_model("mazzia2021_mnist")
     recipe = dataclasses.replace(model.recipe, data="digits", epochs=None, steps=1)
     limits = {"max_train_images": 32, "max_test_images": 32, "num_threads": 1}
-    train(RunSpec(model.name, model.spec.smoke_changes(), recipe, **limits), tmp_path / "run", figures=False)
+    train(
+        RunSpec(model.name, {**model.spec.smoke_changes(), "reconstruction": True}, recipe, **limits),
+        tmp_path / "run",
+        figures=False,
+    )
     tool = load_module(ROOT / "tools" / "pretrained.py")
     tool.main([str(tmp_path / "run"), "--command", "torchcaps train x", "--directory", str(tmp_path / "files")])
     card = (tmp_path / "files" / "mazzia2021_mnist.md").read_text()
     assert "torchcaps train x" in card
     assert "32 test images" in card
+    assert "mean squared error" in card
     assert (tmp_path / "files" / "mazzia2021_mnist.safetensors").is_file()

@@ -1,11 +1,12 @@
 """Regenerate requirements/*.lock: exact versions with hashes, no release younger than two weeks (``make lock``).
 
-The build of torch determines what else must be installed, hence five files:
+The build of torch determines what else must be installed, hence six files:
 
 * ``uv.lock``         the installer itself;
 * ``train.lock``      the extra ``train`` without torch, and the build back end: what ``make demo`` installs;
-* ``dev.lock``        all extras and the development tools, without torch; same versions as ``train.lock``;
+* ``dev.lock``        all extras and the tools of development and site, without torch; versions as in ``train.lock``;
 * ``torch-cpu.lock``  torch's CPU build, which is not on the package index: taken from pip's ``find-links``;
+* ``triton.lock``     Triton, for the tests of the GPU kernels beside the CPU build, in the version that torch requires;
 * ``torch.lock``      torch from the package index otherwise, with the CUDA packages that its Linux build needs.
 """
 
@@ -60,10 +61,11 @@ def write_lock(name: str, requirements: list[str]) -> None:
 
 def main() -> None:
     constraints = ("-c", "requirements/constraints.txt")
-    requirements = compile_lock("pyproject.toml", "--all-extras", "--group", "dev", *constraints)
+    requirements = compile_lock("pyproject.toml", "--all-extras", "--group", "dev", "--group", "docs", *constraints)
     write_lock("dev.lock", [r for r in requirements if not TORCH.match(r)])
     write_lock("torch.lock", [r for r in requirements if TORCH.match(r)])
     write_lock("torch-cpu.lock", [cpu_requirement(requirements)])
+    write_lock("triton.lock", [r for r in requirements if r.startswith("triton==")])
     write_train_lock()
     write_lock("uv.lock", compile_lock("-", requirements="uv"))
 

@@ -96,6 +96,8 @@ def main(profile: str = "dev") -> None:
     if not uv_install("torch-cpu.lock", quiet=True):
         print("setup: no CPU build of torch available; installing the package index's", flush=True)
         install("torch.lock")
+    elif profile == "dev":
+        install("triton.lock")
     project = ("install", "--quiet", "--no-deps", "--no-build-isolation", "--editable", ROOT)
     if not run(PYTHON, "-m", "pip", *project):
         sys.exit("setup: the project itself could not be installed: see pip's message above")
