@@ -13,14 +13,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.fuzz.exports import Exports
 from tests.fuzz.harness import FuzzReport, Target, fuzz
+from tests.fuzz.hub import Hub
 from tests.fuzz.kills import Kills
 from tests.fuzz.layers import Layers
 from tests.fuzz.readers import Readers
 from tests.fuzz.runs import Runs
+from tests.fuzz.uploads import Uploads
 from torchcaps._core.machine import describe_machine
 
-TARGETS: dict[str, type[Target]] = {target.name: target for target in (Readers, Runs, Layers, Kills)}
+TARGETS: dict[str, type[Target]] = {
+    target.name: target for target in (Readers, Runs, Exports, Hub, Uploads, Layers, Kills)
+}
 
 
 def main() -> None:

@@ -1,9 +1,11 @@
 """Runs of fuzz targets: case by case, in child processes, with a report and a copy of every failing input."""
 
 import contextlib
+import dataclasses
 import multiprocessing
 import os
 import shutil
+import sys
 import tempfile
 import time
 from abc import ABC, abstractmethod
@@ -18,7 +20,9 @@ import torch
 __all__ = ["Case", "FuzzReport", "Target", "fuzz"]
 
 PROGRESS_INTERVAL_S = 60.0
-MAX_MEMORY_BYTES = 6 << 30
+MAX_MEMORY_BYTES = 6 << 30  # of address space
+MAX_GROWTH_BYTES = 1 << 30  # of memory in use, by one case
+MEMORY_FILES = Path("/dev/shm")  # directories are created and removed a hundred times faster than on a disk
 
 
 @dataclass(frozen=True)
@@ -137,8 +141,9 @@ def fuzz(
     """
     report, began, index = FuzzReport(target), time.monotonic(), start
     end, next_progress = began + max_seconds, began + PROGRESS_INTERVAL_S
+    parent = MEMORY_FILES if os.access(MEMORY_FILES, os.W_OK) else None
     with (
-        tempfile.TemporaryDirectory(prefix="torchcaps-fuzz-", ignore_cleanup_errors=True) as directory,
+        tempfile.TemporaryDirectory(prefix="torchcaps-fuzz-", dir=parent, ignore_cleanup_errors=True) as directory,
         contextlib.suppress(KeyboardInterrupt),
     ):
         work = Path(directory).resolve()
@@ -216,9 +221,24 @@ def _serve(sender: Any, target: Target, seed: int, start: int, stop: int, work: 
 
         resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    memory = 0
     for case in _run_here(target, seed, start, stop, work, time.monotonic() + seconds):
+        memory, before = _peak_memory(), memory
+        if before and memory - before > MAX_GROWTH_BYTES and case.outcome in target.good:
+            message = f"memory in use has grown by {(memory - before) >> 20:,} MiB"
+            case = dataclasses.replace(case, outcome="memory", message=message)
         sender.send(case)
         if case.outcome not in target.good:
             sender.recv()
     sender.close()
     os._exit(0)
+
+
+def _peak_memory() -> int:
+    """Return the largest memory in use of this process so far in bytes; 0 if the system does not tell."""
+    try:
+        import resource
+    except ImportError:
+        return 0
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -24,7 +24,7 @@ from tests.fuzz.harness import Case, Target
 from torchcaps._core.serialize import from_plain, to_plain
 from torchcaps._core.validation import DomainError
 from torchcaps.capsules import Capsules
-from torchcaps.nn import ConvCapsules, DenseCapsules
+from torchcaps.nn import ConvCapsules, DenseCapsules, TransposedConvCapsules
 from torchcaps.nn.layers import CapsuleLayer
 from torchcaps.routing import Routing
 from torchcaps.routing.base import ROUTINGS
@@ -32,10 +32,12 @@ from torchcaps.votes import dispatch
 
 __all__ = ["LayerInput", "Layers", "draw_input", "evaluate_paths"]
 
+LayerKind = Literal["dense", "conv", "transposed"]
 BATCH = 64
 PATHS = ("stored", "chunks", "kernel")
 DTYPES = (torch.float32, torch.float32, torch.float32, torch.float64, torch.bfloat16)
 SMALLEST = {torch.float32: -45.0, torch.float64: -323.0, torch.bfloat16: -40.0}  # exponents of subnormal numbers
+LAYERS = {"dense": DenseCapsules, "conv": ConvCapsules, "transposed": TransposedConvCapsules}
 PATTERNS = ("zero", "subnormal", "tiny", "constant", "normal", "single", "cancelling", "mixed", "rows", "huge")
 
 
@@ -45,7 +47,7 @@ class LayerInput:
 
     Args:
         routing: the routing.
-        kind: ``"dense"`` or ``"conv"``.
+        kind: ``"dense"``, ``"conv"`` or ``"transposed"``.
         options: arguments of the layer besides routing and path.
         dtype: dtype of all tensors.
         tensors: the children's ``pose`` and ``activation`` (optional), and the layer's state by name.
@@ -53,7 +55,7 @@ class LayerInput:
     """
 
     routing: Routing
-    kind: Literal["dense", "conv"]
+    kind: LayerKind
     options: dict[str, Any]
     dtype: torch.dtype
     tensors: dict[str, Tensor] = dataclasses.field(default_factory=dict)
@@ -61,8 +63,7 @@ class LayerInput:
 
     def layer(self, streamed: bool) -> CapsuleLayer:
         """Return the layer with its tensors."""
-        make = DenseCapsules if self.kind == "dense" else ConvCapsules
-        layer = make(routing=self.routing, streamed=streamed, **self.options).to(self.dtype).eval()
+        layer = LAYERS[self.kind](routing=self.routing, streamed=streamed, **self.options).to(self.dtype).eval()
         state = {name: tensor for name, tensor in self.tensors.items() if name not in ("pose", "activation")}
         layer.load_state_dict(state, strict=False)
         return layer
@@ -170,7 +171,8 @@ def draw_input(rng: np.random.Generator) -> LayerInput | str:
     """Return a random layer with adversarial values, or the name of the routing if it rejects the layer's geometry."""
     cls = ROUTINGS.get(str(rng.choice(ROUTINGS.list())))
     routing = _draw_routing(cls, rng)
-    kind: Literal["dense", "conv"] = "dense" if rng.random() < 0.5 else "conv"
+    number = rng.random()
+    kind: LayerKind = "dense" if number < 0.5 else "conv" if number < 0.9 else "transposed"
     matrix = rng.random() < 0.4
     dim = int(rng.choice([1, 4])) if matrix else int(rng.integers(1, 6))
     child_dim = dim if matrix or routing.residual else int(rng.integers(1, 6))
@@ -187,7 +189,12 @@ def draw_input(rng: np.random.Generator) -> LayerInput | str:
         options |= {"child_types": types, "child_dim": child_dim, "parent_types": parents, "parent_dim": dim}
         options |= {"kernel_size": int(rng.integers(1, 3)), "stride": int(rng.integers(1, 3)), "grid": grid}
         options |= {"padding": int(rng.integers(0, 2)), "weights": str(rng.choice(["kernel", "position", "type"]))}
-        if routing.residual:
+        if kind == "transposed" and routing.residual:
+            options |= {"kernel_size": 1, "stride": 1, "padding": 0}  # the grid must stay the same
+        elif kind == "transposed":
+            options["padding"] = min(options["padding"], options["kernel_size"] - 1)
+            options["output_padding"] = int(rng.integers(0, options["stride"]))
+        elif routing.residual:
             options |= {"stride": 1, "padding": "same"}
         shape = (BATCH, *grid, types)
     drawn = LayerInput(routing, kind, options, DTYPES[int(rng.integers(len(DTYPES)))])

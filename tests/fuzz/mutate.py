@@ -2,7 +2,7 @@
 
 import numpy as np
 
-__all__ = ["mutate"]
+__all__ = ["insert_call", "mutate"]
 
 # Sizes, offsets and counts at which arithmetic goes wrong.
 INTERESTING = (0, 1, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 0x7FFFFFFFFFFFFFFF)
@@ -14,6 +14,25 @@ def mutate(data: bytes, rng: np.random.Generator) -> bytes:
     for _ in range(int(rng.choice([1, 1, 1, 2, 3]))):
         data = _mutate_once(data, rng)
     return data
+
+
+def insert_call(data: bytes, executed: str, rng: np.random.Generator) -> bytes:
+    """Return a pickle with an instruction that executes code, which creates the file ``executed``."""
+    calls = (
+        "ccanary\nrun\n(tR",
+        "ccanary\nNet\n)\x81",
+        f"cos\nsystem\n(Vtouch {executed}\ntR",
+        f"cbuiltins\nexec\n(Vopen({executed!r}, 'w')\ntR",
+        f"c__builtin__\neval\n(Vopen({executed!r}, 'w')\ntR",
+        f"(Vtouch {executed}\nios\nsystem\n",
+        "\x8c\x06canary\x8c\x03run\x93)R",
+        f"cnumpy.core.multiarray\n_reconstruct\n(cos\nsystem\n(Vtouch {executed}\ntRtR",
+    )
+    call = calls[int(rng.integers(len(calls)))].encode()
+    if rng.random() < 0.3:  # the whole file
+        return b"\x80\x02" + call + b"."
+    position = int(rng.integers(2, max(3, min(len(data), HEADER_BYTES))))
+    return data[:position] + call + rng.choice([b"", b"0", b"."]) + data[position:]
 
 
 def _mutate_once(data: bytes, rng: np.random.Generator) -> bytes:

@@ -2,10 +2,12 @@
 
 A mutant must be rejected with a `DataError` of one line that names the file, or be loaded. If the result differs from
 that of the valid file, a warning must have reported it, unless the format makes this impossible. No mutant may end the
-process, take minutes, or raise anything else.
+process, take minutes, raise anything else, or execute code: calls are inserted into pickles, also of a module on the
+search path that leaves a file.
 """
 
 import shutil
+import sys
 import traceback
 import warnings
 from pathlib import Path
@@ -14,11 +16,13 @@ import numpy as np
 import torch
 
 from tests.fuzz.harness import Case, Target
-from tests.fuzz.mutate import mutate
+from tests.fuzz.mutate import insert_call, mutate
 from tests.fuzz.samples import Sample, list_samples, published
 from torchcaps.data import DataError
 
 __all__ = ["Readers"]
+
+CANARY = "open({path!r}, 'w').close()\ndef run(*_): pass\nclass Net: pass\n"
 
 
 class Readers(Target):
@@ -28,7 +32,11 @@ class Readers(Target):
     good = ("rejected", "unchanged", "reported", "undetectable")
 
     def prepare(self, work: Path) -> None:
-        """Load the valid files."""
+        """Load the valid files; put a module on the search path that must not be imported."""
+        self.executed, modules = work / "executed", work / "modules"
+        modules.mkdir(exist_ok=True)
+        (modules / "canary.py").write_text(CANARY.format(path=str(self.executed)))
+        sys.path.append(str(modules))
         samples = list_samples()
         self.order = [sample for sample in samples for _ in range(sample.weight)]
         self.expected = {sample.name: _load_valid(sample, work / self.input) for sample in samples}
@@ -37,8 +45,18 @@ class Readers(Target):
         """Load one mutant."""
         rng = np.random.default_rng([seed, index])
         sample = self.order[int(rng.integers(len(self.order)))]
-        root = _write(sample, mutate(sample.files[sample.target], rng), work / self.input)
-        return Case(index, sample.name, *load_mutant(sample, self.expected[sample.name], root))
+        content = sample.files[sample.target]
+        if sample.is_pickle and rng.random() < 0.5:
+            content = insert_call(content, str(self.executed), rng)
+        else:
+            content = mutate(content, rng)
+        root = _write(sample, content, work / self.input)
+        outcome, message = load_mutant(sample, self.expected[sample.name], root)
+        if self.executed.exists():
+            self.executed.unlink()
+            sys.modules.pop("canary", None)
+            outcome, message = "executed", "code in the file was executed"
+        return Case(index, sample.name, outcome, message)
 
 
 def _load_valid(sample: Sample, root: Path) -> list[torch.Tensor]:

@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import io
 import tarfile
+import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +39,7 @@ class Sample:
             redundancy and no checksum was published.
         wrap: applied to the mutated content of the target, for example compression.
         weight: relative number of mutants.
+        is_pickle: whether the target is a pickle, so that calls are inserted into it.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Sample:
     detects: bool = False
     wrap: Callable[[bytes], bytes] = field(default=lambda data: data)
     weight: int = 10
+    is_pickle: bool = False
 
 
 def _tensors(name: str, **options: Any) -> Callable[[Path], list[Tensor]]:
@@ -78,14 +81,18 @@ def _tar(members: dict[str, bytes]) -> bytes:
     return buffer.getvalue()
 
 
-def _zip(members: dict[str, bytes]) -> bytes:
-    import zipfile
-
+def _zip(members: dict[str, bytes], compressed: bool = True) -> bytes:
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as file:
+    kind = zipfile.ZIP_DEFLATED if compressed else zipfile.ZIP_STORED
+    with zipfile.ZipFile(buffer, "w", kind) as file:
         for name, data in members.items():
-            file.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
+            file.writestr(zipfile.ZipInfo(name), data, kind)
     return buffer.getvalue()
+
+
+def _unzip(content: bytes) -> dict[str, bytes]:
+    with zipfile.ZipFile(io.BytesIO(content)) as file:
+        return {name: file.read(name) for name in file.namelist()}
 
 
 CIFAR_MEMBER = "cifar-10-batches-bin/test_batch.bin"
@@ -125,7 +132,9 @@ def _cifar_samples() -> Iterator[Sample]:
         ("cifar100", "cifar100/cifar-100-python/test", _PICKLE_100, {"file_format": "python"}),
     ):
         kind = "pickle" if options else "binary"
-        yield Sample(f"{name}-{kind}", path, {path: data}, _tensors(name, **options), detects=True)
+        yield Sample(
+            f"{name}-{kind}", path, {path: data}, _tensors(name, **options), detects=True, is_pickle=bool(options)
+        )
     archive, load = "cifar10/cifar-10-binary.tar.gz", _tensors("cifar10")
     content = _tar({CIFAR_MEMBER: _RECORDS, "cifar-10-batches-bin/readme.html": b"<html>"})
     yield Sample("tar.gz", archive, {archive: _compress(content)}, load, detects=True)
@@ -143,12 +152,12 @@ def _mat_samples() -> Iterator[Sample]:
     for compressed in (False, True):
         ending = "-compressed" if compressed else ""
         path, data = "svhn/test_32x32.mat", _mat(compressed, **_SVHN)
-        yield Sample(f"svhn-mat{ending}", path, {path: data}, _tensors("svhn"), detects=True, weight=1)
+        yield Sample(f"svhn-mat{ending}", path, {path: data}, _tensors("svhn"), detects=True, weight=3)
         path, data = "affnist/test.mat", _mat(compressed, affNISTdata=_AFFNIST)
-        yield Sample(f"affnist-mat{ending}", path, {path: data}, _tensors("affnist"), weight=1)
+        yield Sample(f"affnist-mat{ending}", path, {path: data}, _tensors("affnist"), weight=3)
     path, record = "affnist/test.mat.zip", "affnist/test.mat.zip.sha256"
     data = _zip({"test.mat": _mat(False, affNISTdata=_AFFNIST)})
-    yield Sample("affnist-zip", path, {path: data}, _tensors("affnist"), detects=True, weight=2)
+    yield Sample("affnist-zip", path, {path: data}, _tensors("affnist"), detects=True, weight=3)
     checksum = f"{hashlib.sha256(data).hexdigest()}  test.mat.zip\n".encode()
     yield Sample("affnist-zip-recorded", path, {path: data, record: checksum}, _tensors("affnist"), detects=True)
 
@@ -174,7 +183,7 @@ def _image_samples() -> Iterator[Sample]:
         Image.fromarray(pixels).convert(mode).save(buffer, {"jpg": "jpeg", "pgm": "ppm"}.get(suffix, suffix))
         files = {f"{name}/{number}.{suffix}": buffer.getvalue() for name in "ab" for number in range(2)}
         options = {"val_fraction": 0, "test_fraction": 0, "cache": False}
-        yield Sample(f"folder-{suffix}", f"a/0.{suffix}", files, _tensors("folder", **options), weight=3)
+        yield Sample(f"folder-{suffix}", f"a/0.{suffix}", files, _tensors("folder", **options), weight=1)
 
         def read(root: Path, path: str = f"a/0.{suffix}") -> list[Tensor]:
             try:
@@ -182,7 +191,7 @@ def _image_samples() -> Iterator[Sample]:
             except Exception as error:  # `predict` turns every error into a DataError that names the file
                 raise images.DataError(f"{root / path}: {' '.join(str(error).split())}") from error
 
-        yield Sample(f"image-{suffix}", f"a/0.{suffix}", files, read, weight=3)
+        yield Sample(f"image-{suffix}", f"a/0.{suffix}", files, read, weight=4)
 
 
 def _cache_samples() -> Iterator[Sample]:
@@ -197,6 +206,15 @@ def _cache_samples() -> Iterator[Sample]:
         return [pixels, indices] if cached is None else list(cached)
 
     yield Sample("image-cache", "cache.pt", {"cache.pt": buffer.getvalue()}, load, detects=True)
+    members = _unzip(buffer.getvalue())
+    name = next(name for name in members if name.endswith("data.pkl"))
+
+    def wrap(data: bytes) -> bytes:
+        """With valid checksums of the archive."""
+        return _zip({**members, name: data}, compressed=False)
+
+    yield Sample("image-cache-pickle", "cache.pt", {"cache.pt": members[name]}, load, detects=True, wrap=wrap,
+                 is_pickle=True)  # fmt: skip
 
 
 def list_samples() -> list[Sample]:

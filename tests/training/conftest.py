@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.training.tiny import DATA, MODEL
-from torchcaps.data.registry import DATASETS, find_spec
-from torchcaps.models.registry import MODELS, find_model
+from torchcaps.data.registry import DATASETS, find_spec, register_dataset
+from torchcaps.models.registry import MODELS, find_model, register_model
 from torchcaps.routing.base import ROUTINGS
 from torchcaps.training import RunSpec, run
 
@@ -27,13 +27,13 @@ def figures() -> None:
 
 @pytest.fixture(autouse=True)
 def restored_registries() -> Iterator[None]:
-    """Remove the models, data sets and routings that a test has registered by import path.
+    """Remove the models, data sets and routings that a test has registered.
 
-    Those of `tests.training.tiny` are registered, so that tests can load the runs of other tests.
+    Those of `tests.training.tiny` are registered, so that tests can load runs of them without ``trust_remote_code``.
     """
     with ROUTINGS.restored(), DATASETS.restored(), MODELS.restored():
-        find_model(MODEL)
-        find_spec(DATA)
+        register_model(MODEL, find_model(MODEL).spec)
+        register_dataset(DATA, find_spec(DATA))
         yield
 
 

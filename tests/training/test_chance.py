@@ -11,7 +11,7 @@ from torchcaps.data import create_dataset
 from torchcaps.models import Output
 from torchcaps.models.recipe import OptimizerConfig, Recipe
 from torchcaps.training import train
-from torchcaps.training.chance import describe_chance, is_at_chance
+from torchcaps.training.chance import describe_chance, describe_overfitting, is_at_chance
 from torchcaps.training.evaluation import BalancedLoss, Evaluation
 
 
@@ -58,6 +58,40 @@ def test_likely_reasons() -> None:
     with torch.no_grad():
         plain.front[-1].weight.normal_()
     assert "'0'" in reasons()
+    counts = [0, 20] + [0] * 8
+    assert reasons().count("\n") == 0
+    assert "label '1'" in reasons()
+
+
+def test_images_that_are_not_learned_from_others_are_reported_at_the_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bright and dark images, whose labels are exchanged in the validation set."""
+    labels = torch.arange(24) % 2
+    images = 0.9 * labels.float().view(-1, 1, 1, 1).expand(24, 1, 20, 20)
+    options = {"channels": (4, 4), "batch_size": 8, "epochs": 6, "lr": 0.02, "num_threads": 1}
+    data = (images, labels), (images, 1 - labels)
+    run = torchcaps.fit("cnn_images", *data, out=tmp_path / "run", quiet=True, figures=False, **options)
+    assert run.history["train_accuracy"][-1] == 1
+    text = capsys.readouterr().err
+    assert text.count("warning") == 1
+    assert "the val accuracy of " in text
+    assert "is not above chance (50.0 %), although the training accuracy is 100.0 %" in text
+
+
+def test_reasons_of_images_that_are_not_learned() -> None:
+    """Batch normalisation after few steps, otherwise overfitting; too few images only if there are some correct."""
+    plain, deep = (torchcaps.create_model(name) for name in ("capsnet_small", "capsnet_images"))
+    train, none = Evaluation(40, 40, 1.0, [20, 20], [20, 20]), Evaluation(20, 10, 1.0, [10, 10], [10, 0])
+
+    def reasons(network: torch.nn.Module, n_steps: int, result: Evaluation = none) -> str:
+        return "\n".join(describe_overfitting(train, result, "val", network, n_steps))
+
+    assert "batch normalisation needs about 50" in reasons(deep, 12)
+    assert "overfitting" in reasons(deep, 60)
+    assert "overfitting" in reasons(plain, 12)
+    assert "few images" not in reasons(plain, 12)
+    assert "few images" in reasons(plain, 12, Evaluation(20, 11, 1.0, [10, 10], [10, 1]))
 
 
 def test_balanced_loss_gives_every_class_the_same_weight() -> None:

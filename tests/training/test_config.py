@@ -22,9 +22,9 @@ RESUMABLE = (NOT_IDENTITY - {"seed"}) | {
     "epochs", "steps", "max_minutes", "early_stopping_patience", "target_accuracy", "test_data", "test_options",
     "max_test_images", "eval_weights", "eval_interval_steps",
 }  # fmt: skip
-# A value of each setting that differs from the default of capsnet_small.
+# A value of each setting that differs from the default of capsnet_digits.
 CHANGES: dict[str, Any] = {
-    "model_options": {"width": 32},
+    "model_options": {"dim": 8},
     "data_options": {"train": 40},
     "test_options": {"source": "digits"},
     "data_dir": "/data",

@@ -112,8 +112,9 @@ def test_weights_of_another_kind_of_dtype_are_rejected(dtype: torch.dtype, craft
         {"optimizer.0.exp_avg": None},
         {"optimizer.99.exp_avg": torch.zeros(3)},
         {"optimizer.x": torch.zeros(3)},
+        {"optimizer.0.step": torch.tensor(-1e38)},
     ],
-    ids=["shape", "missing", "index", "name"],
+    ids=["shape", "missing", "index", "name", "step"],
 )
 def test_invalid_optimizer_state_is_rejected(tensors: dict[str, Any], crafted: Path) -> None:
     change_checkpoint(crafted, {}, tensors)

@@ -31,7 +31,7 @@ FLAGS = [
     *("--batch-size", "14", "--steps", "24", "--routing", "quadratic", "--val-fraction", "0", "--num-threads", "1"),
     *("--max-test-images", "29", "--eval-interval-epochs", "2", "--checkpoint-interval-steps", "4"),
 ]
-TIMEOUT_S = 200  # for a command; a hanging process fails the test
+TIMEOUT_S = 800  # for a command; a hanging process fails the test
 
 
 def run(command: list[str], *arguments: str, test_signal: str = "") -> "subprocess.CompletedProcess[str]":

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from torchcaps._core.plotting import COLORS
 from torchcaps.analysis import AttackResult, CouplingMaps, draw_attack, draw_couplings, predictions
 from torchcaps.analysis.couplings import LayerCouplings
 from torchcaps.analysis.couplings_figures import NEARLY_UNIFORM
@@ -69,6 +70,9 @@ def test_attacked_images_have_the_predictions_before_and_after(drawn: list[Any])
     draw_attack({"net": result}, "attack.png", classes=NAMES)
     titles = [axes.get_title().replace("\n", " ") for axes in drawn[0].axes if axes.images]
     assert titles == [NAMES[0], NAMES[1], NAMES[2], NAMES[1]]
+    colors = [axes.title.get_color() == COLORS[1] for axes in drawn[0].axes if axes.images]
+    assert colors == [False, False, True, False]
+    assert "orange: changed" in drawn[0].subfigs[1].get_suptitle()
 
 
 @pytest.mark.parametrize(("entropy", "is_uniform"), [(0.999, True), (0.6, False)])

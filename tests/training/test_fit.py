@@ -1,6 +1,7 @@
 """`torchcaps.fit`: every form of data and model, the same results as the engine, and errors before training."""
 
 import dataclasses
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,25 @@ def test_resume(kind: str, tmp_path: Path) -> None:
         torchcaps.fit("capsnet_small", data, resume=tmp_path / "run", lr=1)
 
 
+@dataclass(frozen=True, kw_only=True)
+class OwnSpec(Sabour2017):
+    """A model that is not registered."""
+
+    width: int = 8
+    types: int = 2
+    hidden: tuple[int, ...] = (8,)
+
+
+def test_own_models_can_be_resumed_without_trust(tmp_path: Path) -> None:
+    """The caller passes the model, so that only other code in the run directory needs ``trust_remote_code``."""
+    spec = OwnSpec(image=(1, 20, 20), classes=3)
+    torchcaps.fit(spec, (X, Y), out=tmp_path / "run", steps=1, **QUICK)
+    run = torchcaps.fit(spec, (X, Y), resume=tmp_path / "run", steps=2, quiet=True, figures=False)
+    assert run.result.steps == 2
+    with pytest.raises(ValueError, match="trust_remote_code=True"):
+        torchcaps.fit("capsnet_small", (X, Y), resume=tmp_path / "run", steps=3, quiet=True)
+
+
 INVALID: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
     "no channel": ((X[:, 0], Y), {}, ValueError, r"\[N, C, H, W\], got \[24, 20, 20\]: .*unsqueeze"),
     "channels last": ((X.permute(0, 2, 3, 1), Y), {}, ValueError, r"channels first"),
@@ -183,6 +203,11 @@ INVALID: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
     "synonym": ((X, Y), {"learning_rate": 1}, ValueError, r"did you mean 'lr'"),
     "typing error": ((X, Y), {"epoch": 1}, ValueError, r"did you mean 'epochs'"),
     "value": ((X, Y), {"lr": -1}, ValueError, r"lr must be greater than 0, got -1"),
+    "field of the optimizer": ((X, Y), {"optimizer": torch.optim.Adam}, ValueError, r"^optimizer must be 'adam'"),
+    "type of a value": ((X, Y), {"lr": "fast"}, TypeError, r"^lr must be a number, got 'fast'"),
+    "index of a device": ((X, Y), {"device": torch.device("cuda:1")}, ValueError, r"CUDA_VISIBLE_DEVICES"),
+    "no device": ((X, Y), {"device": "gpu:0"}, ValueError, r"^device must be 'auto', 'cpu', .* got 'gpu:0'"),
+    "index of a device by name": ((X, Y), {"device": "cuda:1"}, ValueError, r"CUDA_VISIBLE_DEVICES"),
     "engine's flag": ((X, Y), {"early_stopping_patience": 1, "val_fraction": 0}, ValueError, r"use val_fraction=0\.1"),
     "schedule": ((X, Y), {"lr_schedule": "onecycle"}, ValueError, r"'one_cycle'"),
     "split of a loader": (DataLoader(Pairs(), 8), {"val_fraction": 0.1}, ValueError, r"pass val="),
@@ -201,6 +226,22 @@ def test_invalid_input_is_rejected_before_training(name: str, tmp_path: Path) ->
     assert "\n" not in str(raised.value)
     assert "--" not in str(raised.value)
     assert not (tmp_path / "run" / "config.yaml").exists()
+
+
+def test_torch_devices_and_images_with_gradients(tmp_path: Path) -> None:
+    images = X.clone().requires_grad_() * 1  # part of a graph, which two steps can't share
+    expected = fit((X, Y), tmp_path / "plain", steps=2).history["train_loss"]
+    settings = {"steps": 2, "optimizer": "Adam"}
+    for device in (torch.device("cpu"), "cpu:0"):
+        run = fit((images, Y), tmp_path / str(device).replace(":", ""), device=device, **settings)
+        assert run.history["train_loss"] == expected
+
+
+def test_unavailable_device_is_reported_before_data_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torchcaps.training.fitting.open_data", lambda spec: pytest.fail("the data was opened"))
+    with pytest.raises(ValueError, match="device=cuda is not available"):
+        torchcaps.fit("capsnet_small", "digits", device="cuda:0")
 
 
 def test_models_that_are_rejected() -> None:

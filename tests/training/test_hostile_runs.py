@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from PIL import Image
+from PIL import EpsImagePlugin, Image
 
-from tests.cli.commands import usage_error
+from tests.cli.commands import failure, usage_error
 from torchcaps.cli import main
-from torchcaps.data import MissingDataError, storage
+from torchcaps.data import DownloadError, MissingDataError, storage
+from torchcaps.explorer import ExploredRun, export_page
 from torchcaps.training import CheckpointError, RunError, RunSpec, load_run, resume, settings_file, setup
 from torchcaps.training import run as training_run
 from torchcaps.training.settings_file import limit_resources, may_download
@@ -59,6 +60,16 @@ def test_predict_writes_through_no_link_out_of_the_run(hostile: Path) -> None:
     before = Path("image.png").read_bytes()
     assert "--out" in usage_error("predict", "run", "image.png")
     assert Path("image.png").read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["figures", "figures/dead.png"])
+def test_analyze_writes_through_no_link_out_of_the_run(hostile: Path, name: str) -> None:
+    shutil.rmtree(hostile / "figures", ignore_errors=True)
+    (hostile / name).parent.mkdir(exist_ok=True)
+    (hostile / name).symlink_to(Path("private" if name == "figures" else "precious").absolute())
+    assert "--out" in usage_error("analyze", "run", "dead")
+    assert Path("precious").read_text() == "content"
+    assert list(Path("private").iterdir()) == []
 
 
 def test_a_loop_of_links_is_one_sentence(hostile: Path) -> None:
@@ -135,7 +146,7 @@ def test_data_is_not_downloaded_to_a_directory_that_a_file_names(
 
     def download(name: str, urls: Any, checksum: str, directory: Path, size: int = 0) -> Path:
         downloads.append(directory)
-        raise MissingDataError("no network")
+        raise DownloadError("no network")
 
     monkeypatch.setattr(storage, "download_file", download)
     monkeypatch.setenv("TORCHCAPS_DATA", str(Path("own").absolute()))
@@ -146,11 +157,11 @@ def test_data_is_not_downloaded_to_a_directory_that_a_file_names(
         assert "--data-dir" in usage_error("train", *command.split())
     assert downloads == []
     for command in ("--resume run", "--config run/config.yaml"):  # the user's own flag, the same directory
-        usage_error("train", *command.split(), "--data-dir", "private")
+        failure("train", *command.split(), "--data-dir", "private")
     assert set(downloads) == {Path("private/mnist").absolute()}
     downloads.clear()
     change_config(hostile, data="mnist", data_dir=None)
-    usage_error("train", "--resume", "run")
+    failure("train", "--resume", "run")
     assert set(downloads) == {Path("own/mnist").absolute()}
 
 
@@ -166,7 +177,51 @@ def test_evaluation_downloads_to_the_own_data_directory_only(hostile: Path, monk
     for flags in ("", "--data-dir private"):
         assert "missing" in usage_error("evaluate", "run", *flags.split())
     assert allowed == [False, True]
+    assert "missing" in usage_error("audit", "run")
+    assert allowed.pop() is False
     monkeypatch.setenv("TORCHCAPS_DATA", "private")
     assert may_download("private")
     assert may_download(None)
     assert not may_download("elsewhere")
+
+
+def test_a_file_of_settings_does_not_choose_the_run_directory(hostile: Path) -> None:
+    change_config(hostile, out=str(Path("private/new").absolute()))
+    assert "out is a flag of the command line" in usage_error("train", "--config", "run/config.yaml")
+    assert list(Path("private").iterdir()) == []
+
+
+def test_postscript_is_not_executed_as_an_image(hostile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    executed: list[object] = []
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *arguments: executed.append(arguments))
+    for name in ("a", "b"):
+        path = Path("images", name, "0.png")
+        path.parent.mkdir(parents=True)
+        path.write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 28 28\n%%EndComments\nshowpage\n%%EOF\n")
+    assert "can't be read as an image" in usage_error("predict", "run", "images/a/0.png")
+    assert "readable image" in usage_error("evaluate", "run", "--data", "images")
+    assert executed == []
+
+
+def test_unusable_metrics_are_one_sentence_in_the_explorer(hostile: Path) -> None:
+    columns, *rows = (hostile / "metrics.csv").read_text().splitlines()
+    values = ["nan" if name.endswith("loss") else "1" for name in columns.split(",")]
+    (hostile / "metrics.csv").write_text("\n".join([columns, *rows, ",".join(values), ""]))
+    explored = ExploredRun(load_run(hostile), "run", 2)
+    assert explored.training["curve"][-1]["train_loss"] is None  # JSON has no NaN
+    for content in (f"{columns}\n{'x' * 200_000}\n", None):
+        (hostile / "metrics.csv").unlink()
+        if content is None:
+            (hostile / "metrics.csv").mkdir()
+        else:
+            (hostile / "metrics.csv").write_text(content)
+        with pytest.raises(ValueError, match=r"metrics\.csv can't be read"):
+            _ = ExploredRun(load_run(hostile), "run", 2).training
+
+
+def test_weights_that_are_nan_are_one_sentence_in_an_exported_page(hostile: Path) -> None:
+    explored = ExploredRun(load_run(hostile), "run", 2)
+    for parameter in explored.model.parameters():
+        parameter.data.fill_(torch.nan)
+    with pytest.raises(ValueError, match="run can't be exported: statistics are not available"):
+        export_page([explored], Path("page.html"))

@@ -5,6 +5,8 @@ import os
 import shutil
 import subprocess
 import sys
+import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,13 @@ import torch
 import yaml
 from PIL import Image
 
+import torchcaps
 from tests.cli.commands import usage_error
 from tests.training.helpers import small_spec
 from torchcaps._core.serialize import find_class
 from torchcaps.cli import main
+from torchcaps.data.registry import find_spec, list_datasets
+from torchcaps.models.registry import find_model, list_models
 from torchcaps.routing import Uniform
 from torchcaps.training import RunSpec, load_run, resume
 from torchcaps.training.distributed import launch_workers
@@ -47,15 +52,16 @@ UNTRUSTED: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture
-def folder(registered_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(registered_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The current directory with ``folder``, a run that contains a module."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(sys, "modules", {k: v for k, v in sys.modules.items() if k.partition(".")[0] != "folder"})
     shutil.copytree(registered_run, "folder")
     Path("folder/helper.py").write_text(HELPER)
     Image.new("L", (28, 28)).save("image.png")
-    return Path("folder")
+    yield Path("folder")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "folder"]:
+        del sys.modules[name]  # only these: packages that are imported twice would have two versions of their classes
 
 
 def change_config(folder: Path, changes: dict[str, Any]) -> None:
@@ -155,6 +161,30 @@ def test_trusted_code_is_imported(folder: Path, capsys: pytest.CaptureFixture[st
     assert json.loads(capsys.readouterr().out)["data"] == "folder.helper.Data"
 
 
+def test_fit_does_not_import_code_of_a_run_that_it_resumes(folder: Path) -> None:
+    images, labels = torch.rand(20, 1, 28, 28), torch.arange(20) % 10
+    for name in ("model", "data", "test data", "attribute"):
+        config = (folder / "config.yaml").read_text()
+        change_config(folder, UNTRUSTED[name])
+        with pytest.raises(ValueError, match="trust_remote_code=True"):
+            torchcaps.fit("capsnet_small", (images, labels), resume=folder, steps=3, quiet=True)
+        (folder / "config.yaml").write_text(config)
+    assert not Path("executed").exists()
+
+
+@pytest.mark.parametrize("name", ["model", "data"])
+def test_import_paths_in_use_are_not_trusted(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user's own import path is neither listed nor accepted from files afterwards."""
+    monkeypatch.syspath_prepend(Path.cwd())
+    look_up = {"model": find_model, "data": find_spec}[name]
+    before = (list_models(), list_datasets())
+    look_up(UNTRUSTED[name][name])
+    assert (list_models(), list_datasets()) == before
+    change_config(folder, UNTRUSTED[name])
+    with pytest.raises(ValueError, match="trust_remote_code=True"):
+        load_run(folder)
+
+
 def test_names_on_the_command_line_are_imported_from_the_end_of_the_path(folder: Path) -> None:
     assert "folder.helper.Nothing" in usage_error("train", "folder.helper.Nothing")
     assert Path("executed").exists()
@@ -171,6 +201,20 @@ def test_python_m_does_not_search_the_current_directory_first(folder: Path) -> N
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONSAFEPATH"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
+    assert not Path("executed").exists()
+
+
+def test_processes_that_a_command_starts_do_not_search_the_current_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as the fork server of ``torchcaps bench memory``, which multiprocessing starts by ``python -c``."""
+    monkeypatch.chdir(tmp_path)
+    Path("keyword.py").write_text("open('executed', 'w')")
+    monkeypatch.setenv("PYTHONSAFEPATH", "")
+    monkeypatch.setattr(sys, "argv", ["torchcaps", "--version"])
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # replaced by the command
+    main()
+    subprocess.run([sys.executable, "-c", "import keyword"], check=True)
     assert not Path("executed").exists()
 
 

@@ -24,7 +24,6 @@ from torchcaps._core.files import (
 )
 from torchcaps._core.optional import import_optional
 from torchcaps.data import SubtractMeanImage
-from torchcaps.models import create_model
 from torchcaps.training.config import RunSpec
 from torchcaps.training.ema import EMA
 from torchcaps.training.errors import CheckpointError, RunError
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Checkpoint",
     "CheckpointWriter",
-    "check_model_size",
     "check_same_run",
     "load_optimizer_state",
     "optimizer_state",
@@ -205,11 +203,20 @@ def write_checkpoint(
         raise RunError(f"{path} can't be written: {reason}") from error
 
 
-def read_checkpoint(path: Path, device: torch.device | str = "cpu") -> Checkpoint:
-    """Read a checkpoint and verify its format and checksum."""
+def read_checkpoint(path: Path, device: torch.device | str = "cpu", max_bytes: int | None = None) -> Checkpoint:
+    """Read a checkpoint and verify its format and checksum.
+
+    Args:
+        path: the file.
+        device: device of the tensors.
+        max_bytes: largest size of the file, for example that of a checkpoint of its model; default: any size.
+    """
     safetensors = import_optional("safetensors", "a checkpoint")
     try:
         check_regular_file(path)
+        size = path.stat().st_size
+        if max_bytes is not None and size > max_bytes:  # a sparse file of any size takes no space on the disk
+            raise CheckpointError(f"{path} has {size:,} bytes, more than a checkpoint of its model: {max_bytes:,}")
         with safetensors.safe_open(path, "pt", device="cpu") as file:
             header = file.metadata() or {}
             if header.get("format") != FORMAT:
@@ -251,26 +258,6 @@ def check_same_run(checkpoint: Checkpoint, spec: RunSpec) -> None:
         raise CheckpointError(f"its state has no valid settings: {_shorten(recorded_settings)}")
     for name, (recorded, current) in spec.resume_conflicts(recorded_settings).items():
         raise CheckpointError(f"it belongs to a run with {name} {recorded!r}; this run has {current!r}")
-
-
-def check_model_size(checkpoint: Checkpoint, spec: RunSpec, section: str = "model") -> None:
-    """Raise `CheckpointError` if weights do not fit the model of a run, before memory for the model is allocated.
-
-    Sizes in a configuration are arbitrary; the weights in the checkpoint are as large as its file.
-
-    Args:
-        checkpoint: the checkpoint.
-        spec: settings of the run. Own code of a user may not support the device ``meta`` and is not checked.
-        section: the weights, ``"model"`` or ``"ema"``.
-    """
-    if spec.names_own_code:
-        return
-    try:
-        with torch.device("meta"):
-            model = create_model(spec.model, recipe=spec.recipe, **spec.model_options)
-    except Exception as error:  # arbitrary sizes raise many types
-        raise CheckpointError(f"the model of its run can't be built: {' '.join(str(error).split())}") from error
-    checkpoint.check_weights(model, section)
 
 
 def restore_training(
@@ -336,6 +323,8 @@ def _check_optimizer_state(spec: RunSpec, optimizer: torch.optim.Optimizer, tens
         shape = parameters[int(index)].shape if index.isdecimal() and int(index) < len(parameters) else None
         if shape is None or tensor.shape not in (shape, torch.Size()) or not tensor.is_floating_point():
             raise CheckpointError(f"its optimizer state does not fit the optimizer: {name} is {list(tensor.shape)}")
+        if key == "step" and not bool((torch.isfinite(tensor) & (tensor >= 0)).all()):
+            raise CheckpointError(f"its optimizer state is invalid: {name} must be a number of steps")
     for index, keys in names.items():
         if keys != expected:
             raise CheckpointError(

@@ -72,7 +72,7 @@ class RunSpec:
     2
     """
 
-    model: str = setting("capsnet_small", identity=True, resumable=False)
+    model: str = setting("capsnet_digits", identity=True, resumable=False)
     model_options: dict[str, Any] = setting(default_factory=dict, identity=True, resumable=False)
     recipe: Recipe = setting(cast("Recipe", None), identity=True, resumable=False)  # its fields have flags of their own
     data_options: dict[str, Any] = setting(default_factory=dict, identity=True, resumable=False)
@@ -122,7 +122,7 @@ class RunSpec:
         check_range(self, "ema_decay", 0, 1)
 
     @classmethod
-    def of(cls, model: str = "capsnet_small", **changes: Any) -> "RunSpec":
+    def of(cls, model: str = "capsnet_digits", **changes: Any) -> "RunSpec":
         """Return a run of a model with some fields replaced: fields of the run, of the recipe, or of the model.
 
         A name that several of them have means the run's field, then the recipe's; ``model_options={name: value}``

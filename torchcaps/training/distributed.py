@@ -34,7 +34,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from torchcaps._core.machine import available_cores
+from torchcaps._core.machine import available_cores, search_path_variables
 from torchcaps._core.optional import import_optional
 from torchcaps.training.config import RunSpec
 from torchcaps.training.errors import PeerLostError
@@ -44,6 +44,7 @@ __all__ = [
     "StopSignal",
     "check_device",
     "exit_with_launcher",
+    "find_device",
     "launch_workers",
     "num_processes",
     "process_rank",
@@ -113,12 +114,7 @@ def launch_workers(argv: list[str], count: int) -> int:
 
     handled = (*StopSignal.SIGNALS, *([signal.SIGQUIT] if hasattr(signal, "SIGQUIT") else []))  # by the agent
     handlers = {number: signal.getsignal(number) for number in handled}
-    variables = {
-        LAUNCHER_PID: str(os.getpid()),
-        # 'python -m' would search the current directory first; the workers search what this process searches.
-        "PYTHONSAFEPATH": "1",
-        "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)),
-    }
+    variables = {LAUNCHER_PID: str(os.getpid()), **search_path_variables()}
     is_settable = hasattr(LaunchConfig, "shutdown_timeout")  # in newer versions of torch
     optional: dict[str, Any] = {"shutdown_timeout": STOP_TIMEOUT_S} if is_settable else {}
     try:
@@ -330,6 +326,14 @@ def check_device(device: str, devices: int = 1) -> None:
         raise ValueError(f"--device {device} is not available on this machine: use --device auto or cpu")
     if device == "cuda" and devices > torch.cuda.device_count():
         raise ValueError(f"--devices {devices} needs as many GPUs, and this machine has {torch.cuda.device_count()}")
+
+
+def find_device(name: str) -> torch.device:
+    """Return the device of a name; ``"auto"`` is CUDA or MPS if available, otherwise the CPU (see `check_device`)."""
+    check_device(name)
+    if name != "auto":
+        return torch.device(name)
+    return torch.device(next((kind for kind in ("cuda", "mps") if getattr(torch, kind).is_available()), "cpu"))
 
 
 @contextlib.contextmanager

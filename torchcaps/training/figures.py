@@ -15,7 +15,7 @@ from torchcaps.data import DataError, Loader
 from torchcaps.data.own import DataLoaderBatches
 from torchcaps.models import CapsuleNetwork, Network
 from torchcaps.training.evaluation import Evaluation
-from torchcaps.training.inference import Prediction
+from torchcaps.training.prediction import Prediction
 from torchcaps.training.setup import limit_images
 
 __all__ = [
@@ -97,7 +97,7 @@ def draw_learning_curves(rows: list[dict[str, Any]], out: Path, title: str = "")
         axes.set_xlim(left=0)
         style_axes(axes, title_, "epoch", label)
         if best is not None and axes is not lr_axes:
-            label = f"best val: epoch {best['epoch']:g}"
+            label = f"best val: epoch {round(best['epoch'], 2):g}"
             axes.axvline(best["epoch"], color=SPLIT_COLORS["val"], linewidth=1, linestyle="--", label=label)
     for axes in (loss_axes, error_axes):
         low, high = axes.get_ylim()

@@ -7,16 +7,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torchcaps._core.registry import check_name
+from torchcaps._core.registry import UntrustedCodeError, check_name
 from torchcaps.models import MODELS, LossConfig, ModelSpec, Network, OptimizerConfig, Recipe, schedules
 from torchcaps.models.registry import find_model
 from torchcaps.models.schedules import LRSchedule
 from torchcaps.training.config import RunSpec
 from torchcaps.training.run_dir import RunDirectory
+from torchcaps.training.settings_file import check_registered, read_settings
 
 __all__ = ["recorded_settings", "settings_of_model"]
 
-OWN_SETTINGS = ("out", "resume", "figures", "quiet", "class_names")  # settings of `fit` that are not fields of a run
+# Settings of `fit` that are not fields of a run.
+OWN_SETTINGS = ("out", "resume", "figures", "quiet", "class_names", "trust_remote_code")
 # Names that other libraries use, and the setting with the same meaning.
 SYNONYMS = {
     "learning_rate": "lr",
@@ -111,8 +113,8 @@ def _recipe_changes(recipe: Recipe, settings: Mapping[str, Any]) -> dict[str, An
     if isinstance(chosen, OptimizerConfig):
         changes["optimizer"] = dataclasses.replace(chosen, **optimizer)
     elif chosen is not None or optimizer:
-        named = {} if chosen is None else {"name": chosen}
-        changes["optimizer"] = dataclasses.replace(recipe.optimizer, **named, **optimizer)
+        named = {} if chosen is None else {"name": chosen.lower() if isinstance(chosen, str) else chosen}
+        changes["optimizer"] = recipe.optimizer.replace(**named, **optimizer)
     if "loss" in changes and not isinstance(changes["loss"], LossConfig):
         changes["loss"] = dataclasses.replace(recipe.loss, name=changes["loss"])
     if isinstance(changes.get("lr_schedule"), str):
@@ -131,16 +133,24 @@ def _field_names(cls: type) -> set[str]:
     return {field.name for field in dataclasses.fields(cls)}
 
 
-def recorded_settings(settings: Mapping[str, Any]) -> tuple[RunSpec, dict[str, Any]]:
+def recorded_settings(settings: Mapping[str, Any], own: Mapping[str, str]) -> tuple[RunSpec, dict[str, Any]]:
     """Return the settings of a run that `torchcaps.fit` resumes, and those that decide about its data.
 
     Args:
         settings: keyword arguments of `torchcaps.fit`; besides ``resume`` and how to report, only its length.
+        own: model and data sets that the caller has passed, as in ``config.yaml``; they need no ``trust_remote_code``.
     """
-    allowed = ("resume", "epochs", "steps", "figures", "quiet", "class_names")
+    allowed = ("resume", "epochs", "steps", "figures", "quiet", "class_names", "trust_remote_code")
     other = [name for name in settings if name not in allowed]
     if other:
         raise ValueError(f"{other[0]!r} can't be changed on resume, which accepts {', '.join(allowed[1:])}")
-    spec = RunDirectory.open(settings["resume"]).read_config(trust_remote_code=True)
+    directory = RunDirectory.open(settings["resume"])
+    if not settings.get("trust_remote_code"):
+        values = read_settings(directory.config)
+        try:
+            check_registered({key: value for key, value in values.items() if own.get(key) != value})
+        except UntrustedCodeError as error:
+            raise ValueError(f"{directory.config}: {error}") from error
+    spec = directory.read_config(trust_remote_code=True)
     recorded = {name: getattr(spec.recipe, name) for name in ("augmentation", "val_fraction")}
     return spec, {**settings, **recorded}

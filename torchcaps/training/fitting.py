@@ -13,12 +13,14 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from torchcaps._core.validation import FieldError, FieldTypeError
 from torchcaps.data import Dataset, DataSpec, LoadRequest, create_dataset
 from torchcaps.data.own import DataLoaderImages, as_dataset, check_not_empty, class_names_of
 from torchcaps.data.registry import DATASETS, is_image_folder
 from torchcaps.models import ModelSpec, Network
+from torchcaps.models.recipe import LossConfig, OptimizerConfig
 from torchcaps.training.config import RunSpec
-from torchcaps.training.distributed import num_processes
+from torchcaps.training.distributed import check_device, num_processes
 from torchcaps.training.evaluation import Evaluation, evaluate
 from torchcaps.training.figures import best_row
 from torchcaps.training.fit_settings import recorded_settings, settings_of_model
@@ -30,7 +32,7 @@ from torchcaps.training.setup import RunData, build_loader, limit_images, open_d
 
 __all__ = ["FittedRun", "fit"]
 
-FLAG = re.compile(r"--([a-z][a-z0-9-]*)(?:(?: |=)(\d[\w.]*|'[^']*'|best|last|ema)(?=[\s,;:.]|$))?")
+FLAG = re.compile(r"--([a-z][a-z0-9-]*)(?:(?: |=)(\d[\w.]*|'[^']*'|best|last|ema|auto|cpu|cuda|mps)(?=[\s,;:.]|$))?")
 
 
 @dataclass(frozen=True)
@@ -85,8 +87,8 @@ def fit(model: str | ModelSpec | Network, train: Any, val: Any = None, test: Any
         settings: any flag of ``torchcaps train`` under its name: ``epochs``, ``lr``, ``batch_size``, ``device``,
             ``seed``, ``optimizer="sgd"``, ``lr_schedule="one_cycle"``, ``max_minutes``, fields of the model such as
             ``routing``. Default: the model's recipe, but no augmentation of your own data. Further: ``out``, the run
-            directory; ``resume``, a run directory to continue (with ``epochs`` or ``steps``); ``figures=False``;
-            ``quiet=True``; ``class_names``.
+            directory; ``resume``, a run directory to continue (with ``epochs`` or ``steps``), which may name code of
+            others with ``trust_remote_code=True`` only; ``figures=False``; ``quiet=True``; ``class_names``.
 
     >>> import tempfile
     >>> images, labels = torch.rand(40, 1, 20, 20), torch.arange(40) % 2
@@ -96,9 +98,15 @@ def fit(model: str | ModelSpec | Network, train: Any, val: Any = None, test: Any
     (2, 1)
     """
     with _errors_with_setting_names(), _restored_torch_state():
+        device = settings.get("device")
+        if isinstance(device, torch.device) or (isinstance(device, str) and ":" in device):
+            settings = {**settings, "device": _device_type(device)}
         spec, network, fixed = settings_of_model(model, settings)
         if settings.get("resume") is not None:
-            spec, settings = recorded_settings(settings)
+            named = {"data": train, "test_data": test}
+            own = {key: _name_of(value)[0] for key, value in named.items() if isinstance(value, str | DataSpec)}
+            spec, settings = recorded_settings(settings, {"model": spec.model, **own})
+        check_device(spec.device, spec.devices)  # before data is opened, which may take long
         spec, data = _data_run(spec, network, train, val, test, settings)
         if isinstance(network, Network) and network.spec.classes != data.train.n_classes:
             raise ValueError(
@@ -120,10 +128,24 @@ def fit(model: str | ModelSpec | Network, train: Any, val: Any = None, test: Any
             )
         if settings.get("resume") is not None:
             length = {name: settings[name] for name in ("epochs", "steps") if name in settings}
-            result = resume(settings["resume"], lambda old: old.replace_recipe(**length), network=network, **options)
+            options |= {"network": network, "trust_remote_code": True}  # checked by `recorded_settings`
+            result = resume(settings["resume"], lambda old: old.replace_recipe(**length), **options)
         else:
             result = _train(spec, settings.get("out"), fixed, network=network, **options)
     return _load_fitted(result, network, data.train.classes)
+
+
+def _device_type(name: torch.device | str) -> str:
+    """Return the type of a torch device, for the setting ``device``; raise a ValueError if it is not the first one."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        return str(name)  # rejected with the accepted types, as any other name
+    if device.index:
+        raise ValueError(
+            f"device must be a device type such as {device.type!r}, got {device}: select one by CUDA_VISIBLE_DEVICES"
+        )
+    return device.type
 
 
 _train = train  # `fit` has an argument of this name
@@ -268,6 +290,11 @@ def _errors_with_setting_names() -> Iterator[None]:
     """Write flags in messages of the engine as settings: ``--val-fraction 0.1`` becomes ``val_fraction=0.1``."""
     try:
         yield
+    except (FieldError, FieldTypeError) as error:
+        owners = {OptimizerConfig.__name__: "optimizer", LossConfig.__name__: "loss"}
+        name = owners.get(error.owner, error.field) if error.field == "name" else error.field
+        kind = ValueError if isinstance(error, ValueError) else TypeError
+        raise kind(f"{name} {error.problem}") from error
     except (ValueError, RuntimeError) as error:
         if len(error.args) == 1 and isinstance(error.args[0], str) and "torchcaps train" not in error.args[0]:
             error.args = (FLAG.sub(lambda m: f"{m[1].replace('-', '_')}={m[2] or ''}", error.args[0]),)

@@ -1,52 +1,31 @@
-"""Use of a trained run: load its network, evaluate it alone or in an ensemble, and classify image files."""
+"""Use of a trained run: load its network, and evaluate it alone or in an ensemble."""
 
 import dataclasses
 import math
 import os
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchcaps._core.machine import available_cores
-from torchcaps._core.optional import import_optional
-from torchcaps.data import Batch, DataError, Dataset, Loader, Pipeline, SubtractMeanImage, create_pipeline
-from torchcaps.data.images import MAX_MEGAPIXELS, PILLOW_MEGAPIXELS, ImageFormat, center_ink, read_image
-from torchcaps.data.registry import is_image_folder
+from torchcaps.data import Dataset, Loader, Pipeline, SubtractMeanImage, create_pipeline
 from torchcaps.models import Network
-from torchcaps.training.checkpoint import Checkpoint, check_model_size, check_same_run, read_checkpoint
+from torchcaps.training.checkpoint import Checkpoint, check_same_run, read_checkpoint
 from torchcaps.training.config import RunSpec
 from torchcaps.training.errors import CheckpointError
 from torchcaps.training.evaluation import Evaluation, RunningEvaluation, batch_loss
+from torchcaps.training.limits import build_on_meta, limit_batch_size, max_checkpoint_bytes
 from torchcaps.training.run_dir import RunDirectory
 from torchcaps.training.setup import build_network
 
-__all__ = [
-    "Prediction",
-    "TrainedRun",
-    "correct_images",
-    "evaluate_runs",
-    "load_image",
-    "load_run",
-    "predict",
-    "unprocessed_shape",
-]
+__all__ = ["TrainedRun", "correct_images", "evaluate_runs", "load_run"]
 
-Polarity = Literal["auto", "as-is", "inverted"]
-Fit = Literal["crop", "pad", "stretch"]
 MAX_BATCH_PIXELS = 2**25  # pixels times channels of a batch: 128 MiB in float32, 10,000 images of 3x32x32
 MAX_IMAGE_PIXELS = 64_000_000  # of the network's input
-FRAME_FRACTION = 0.08  # width of the frame whose brightness tells paper from ink, of the shorter side
-PAPER_BRIGHTNESS = 0.6  # mean brightness of the frame above which it is paper
-MIN_CONFIDENT_SCORE = 0.5
-INK_SCALE = 10  # resolution at which ink is located, relative to the network's input
-CENTERED_DIGITS = ("digits", "mnist", "expanded-mnist", "affnist-style")  # data sets of bright digits on black
-OVERLAPPING_DIGITS = ("multimnist", "multimnist-official", "diverse-multimnist")
-SIZE_CHANGES = (0, 8, -12, 16, 4, -4, -8, 12, 24)  # by which the papers' pipelines crop or pad, in pixels
 
 
 @dataclass(frozen=True)
@@ -62,6 +41,7 @@ class TrainedRun:
         weights: which weights are loaded: ``"last"``, ``"best"`` or ``"ema"``.
         step: number of optimizer steps of these weights.
         note: warning about the checkpoint, such as a damaged newer one; empty if there is none.
+        max_batch_size: largest batch size, by the memory of a forward pass; ``None`` if it is not known.
     """
 
     path: Path
@@ -72,11 +52,18 @@ class TrainedRun:
     weights: str
     step: int
     note: str = ""
+    max_batch_size: int | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the network; the CPU for a network without parameters, such as an ONNX file."""
+        return next((parameter.device for parameter in self.model.parameters()), torch.device("cpu"))
 
     @property
     def batch_size(self) -> int:
         """Number of images per forward pass: that of the run, limited by the memory of a batch of its images."""
-        return max(1, min(self.spec.recipe.batch_size, MAX_BATCH_PIXELS // math.prod(self.model.spec.image)))
+        limited = _limit_pixels(self.model, self.spec.recipe.batch_size)
+        return limited if self.max_batch_size is None else min(limited, self.max_batch_size)
 
     @property
     def num_workers(self) -> int:
@@ -101,41 +88,54 @@ class TrainedRun:
         if dataset.n_objects != self.model.n_objects:
             expected, got = (n or "any number of" for n in (self.model.n_objects, dataset.n_objects))
             raise ValueError(f"{self.path} expects {expected} objects per image, {dataset.name} has {got}")
-        return Loader(dataset, self.batch_size, pipeline=self.pipeline, train=False, num_workers=self.num_workers)
+        options: dict[str, Any] = {"num_workers": self.num_workers, "device": self.device}
+        return Loader(dataset, self.batch_size, pipeline=self.pipeline, train=False, **options)
 
 
 def load_run(
-    path: str | os.PathLike[str], weights: str | None = None, *, trust_remote_code: bool = False
+    path: str | os.PathLike[str],
+    weights: str | None = None,
+    *,
+    device: torch.device | str = "cpu",
+    trust_remote_code: bool = False,
 ) -> TrainedRun:
     """Load the network of a run. By default, nothing in the directory is executed.
 
     Args:
         path: run directory.
         weights: ``"last"``, ``"best"`` or ``"ema"`` (default: ``eval_weights`` of the run's recipe).
+        device: device of the network, such as ``"cuda"``.
         trust_remote_code: import the model, data set, routing or schedule that the run names, if it is not registered.
             This executes the code of its module; without it, a ValueError names the module.
     """
     directory = RunDirectory.open(path)
     spec = directory.read_config(trust_remote_code)
     weights = weights or spec.recipe.eval_weights
-    checkpoint, note = _read_weights(directory, weights)
+    try:
+        meta = build_on_meta(spec)
+    except CheckpointError as error:
+        raise CheckpointError(f"{directory.config}: {error}") from error
+    checkpoint, note = _read_weights(directory, weights, None if meta is None else max_checkpoint_bytes(meta))
     if weights == "ema" and not checkpoint.section("ema"):
         raise ValueError(f"{path} has no EMA weights: it was trained with --eval-weights {spec.recipe.eval_weights}")
     section = "ema" if weights == "ema" else "model"
     try:
         check_same_run(checkpoint, spec)
-        check_model_size(checkpoint, spec, section)
+        max_batch_size = None
+        if meta is not None:
+            checkpoint.check_weights(meta, section)  # before memory for the model is allocated
+            _check_image_size(meta)
+            max_batch_size = limit_batch_size(meta, _limit_pixels(meta, spec.recipe.batch_size))
         model = build_network(spec)
         checkpoint.load_weights(model, section)
-        if math.prod(model.spec.image[1:]) > MAX_IMAGE_PIXELS:
-            height, width = model.spec.image[1:]
-            raise CheckpointError(f"its images of {height:,}x{width:,} pixels are larger than {MAX_IMAGE_PIXELS:,}")
+        _check_image_size(model)
         step, classes = checkpoint.step, checkpoint.class_names(model.spec.classes)
         pipeline = _load_pipeline(spec, checkpoint)
     except CheckpointError as error:
         raise CheckpointError(f"{directory.best if weights == 'best' else directory.last}: {error}") from error
     notes = [note] if note else []
-    run = TrainedRun(directory.path, spec, model.eval(), pipeline, classes, weights, step)
+    network = model.eval().to(device)
+    run = TrainedRun(directory.path, spec, network, pipeline, classes, weights, step, "", max_batch_size)
     for name, limited in (("num_workers", run.num_workers), ("batch_size", run.batch_size)):
         value = spec.recipe.batch_size if name == "batch_size" else spec.num_workers
         if limited != value:
@@ -143,15 +143,26 @@ def load_run(
     return dataclasses.replace(run, note="; ".join(notes))
 
 
-def _read_weights(directory: RunDirectory, weights: str) -> tuple[Checkpoint, str]:
+def _limit_pixels(model: Network, batch_size: int) -> int:
+    """Return a batch size whose images have at most `MAX_BATCH_PIXELS`."""
+    return max(1, min(batch_size, MAX_BATCH_PIXELS // math.prod(model.spec.image)))
+
+
+def _check_image_size(model: Network) -> None:
+    if math.prod(model.spec.image[1:]) > MAX_IMAGE_PIXELS:
+        height, width = model.spec.image[1:]
+        raise CheckpointError(f"its images of {height:,}x{width:,} pixels are larger than {MAX_IMAGE_PIXELS:,}")
+
+
+def _read_weights(directory: RunDirectory, weights: str, max_bytes: int | None) -> tuple[Checkpoint, str]:
     """Return the checkpoint with the given weights, and a note if a newer one is damaged."""
     if weights == "best":
         if not directory.best.exists():
             raise ValueError(
                 f"{directory.path} has no best checkpoint, which needs a validation set: train with --val-fraction 0.1"
             )
-        return read_checkpoint(directory.best), ""
-    checkpoint, problems = directory.newest_checkpoint()
+        return read_checkpoint(directory.best, max_bytes=max_bytes), ""
+    checkpoint, problems = directory.newest_checkpoint(max_bytes)
     if checkpoint is None:
         raise CheckpointError(problems[0] if problems else f"{directory.path} has no checkpoint yet")
     return checkpoint, f"{problems[0]}; using the previous checkpoint" if problems else ""
@@ -180,7 +191,7 @@ def correct_images(run: TrainedRun, dataset: Dataset) -> Tensor:
             run.model.is_correct(run.model(batch.images, batch.labels), batch.labels)
             for batch in run.loader(dataset).epoch(0)
         ]
-    return torch.cat(correct)
+    return torch.cat(correct).cpu()
 
 
 def evaluate_runs(runs: list[TrainedRun], dataset: Dataset, progress: Callable[[], object] | None = None) -> Evaluation:
@@ -207,7 +218,8 @@ def evaluate_runs(runs: list[TrainedRun], dataset: Dataset, progress: Callable[[
     with torch.no_grad():
         for batches in zip(*(loader.epoch(0) for loader in loaders), strict=True):
             outputs = [run.model(batch.images, batch.labels) for run, batch in zip(runs, batches, strict=True)]
-            scores = torch.stack([output.scores for output in outputs]).mean(0)
+            device = outputs[0].scores.device  # ONNX files answer on the CPU
+            scores = torch.stack([output.scores.to(device) for output in outputs]).mean(0)
             values = [
                 float(batch_loss(objective, output, batch, run.step))
                 for run, objective, output, batch in zip(runs, objectives, outputs, batches, strict=True)
@@ -216,159 +228,3 @@ def evaluate_runs(runs: list[TrainedRun], dataset: Dataset, progress: Callable[[
             if progress is not None:
                 progress()
     return running.compute()
-
-
-# image files ------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """Prediction for an image file.
-
-    Args:
-        path: the file.
-        classes: predicted classes, highest score first: one, or as many as `Network.predict_multi_hot` finds.
-        scores: score of each class: length or activation of its capsule, or probability if the network gives logits.
-        image: input of the network before normalization, ``[C, H, W]`` in 0..1.
-        reconstruction: output of the decoder, ``None`` if the network has none.
-        note: changes to the image, and low confidence; empty if there are none.
-    """
-
-    path: Path
-    classes: tuple[str, ...]
-    scores: tuple[float, ...]
-    image: Tensor
-    reconstruction: Tensor | None
-    note: str
-
-
-def predict(
-    run: TrainedRun,
-    path: str | os.PathLike[str],
-    polarity: Polarity = "auto",
-    fit: Fit | None = None,
-    max_megapixels: float = MAX_MEGAPIXELS,
-) -> Prediction:
-    """Classify an image file of any size and mode.
-
-    Args:
-        run: the trained run.
-        path: the image file.
-        polarity: ``"inverted"`` inverts the brightness, ``"as-is"`` does not. ``"auto"`` inverts an image with a bright
-            frame (dark ink on paper) if the network was trained on bright digits on black.
-        fit: how an image of another aspect ratio is fitted: ``"crop"``, ``"pad"`` or ``"stretch"``. Default: as the
-            run's directory of images; for single digits, the ink is located and centred as in MNIST; others are padded.
-        max_megapixels: an image with more pixels is not decoded; at most 89.
-    """
-    path = Path(path).expanduser()
-    pixels, changes = load_image(run, path, polarity, fit, max_megapixels)
-    label = torch.zeros(1, dtype=torch.int64)
-    with torch.no_grad():
-        output = run.model(run.pipeline(Batch(pixels[None], label, pixels[None], label), train=False).images)
-    scores = run.model.probabilities(output.scores.float())[0]
-    predicted = run.model.predict_multi_hot(output.scores.float())[0]
-    classes = tuple(run.classes[n] for n in scores.argsort(descending=True, stable=True).tolist() if predicted[n])
-    reconstruction = None if output.reconstruction is None else output.reconstruction[0].float()
-    notes = list(changes)
-    if float(scores.max()) < MIN_CONFIDENT_SCORE:
-        notes.append(f"low confidence: no score above {MIN_CONFIDENT_SCORE}")
-    return Prediction(path, classes, tuple(scores.tolist()), pixels / 255, reconstruction, "; ".join(notes))
-
-
-def load_image(
-    run: TrainedRun,
-    path: Path,
-    polarity: Polarity = "auto",
-    fit: Fit | None = None,
-    max_megapixels: float = MAX_MEGAPIXELS,
-) -> tuple[Tensor, tuple[str, ...]]:
-    """Read an image file as the data set of a run would contain it; the arguments are those of `predict`.
-
-    Returns:
-        The image before the run's pipeline, ``[C, H, W]``, uint8, and the changes that were made to it.
-    """
-    if not path.is_file():
-        raise DataError(f"{path} is not a file")
-    channels, height, width = unprocessed_shape(run)
-    if channels not in (1, 3):
-        raise ValueError(f"{run.path} expects images with {channels} channels; image files have 1 or 3")
-    if not 0 < max_megapixels <= PILLOW_MEGAPIXELS:
-        raise ValueError(f"max_megapixels must be positive and at most {PILLOW_MEGAPIXELS:g}, got {max_megapixels}")
-    size, background = (height, width), "white"
-    image_format = ImageFormat(size, channels, "stretch", max_megapixels)
-    overview = _read(path, image_format)
-    if int(overview.max()) == int(overview.min()):
-        background = "black"  # a white drawing on a transparent background is visible on black only
-        overview = _read(path, image_format, background=background)
-    if int(overview.max()) == int(overview.min()):
-        raise DataError(f"{path} has one colour everywhere: it contains nothing to classify")
-    invert = polarity == "inverted" or (polarity == "auto" and channels == 1 and _is_paper(overview, run))
-    fill = "white" if invert else "black"
-    center = fit is None and _has_centered_digits(run) and _file_size(path) != size
-    if center:
-        large = dataclasses.replace(image_format, size=(INK_SCALE * height, INK_SCALE * width), fit="pad")
-        pixels = _read(path, large, fill, background)
-    else:
-        default = "crop" if is_image_folder(run.spec.recipe.data) else "pad"
-        fitted = dataclasses.replace(image_format, fit=fit or run.spec.data_options.get("fit") or default)
-        pixels = _read(path, fitted, fill, background)
-    if invert:
-        pixels = 255 - pixels
-    if center:
-        try:
-            pixels = center_ink(pixels, size)
-        except DataError as error:
-            raise DataError(f"{path}: {error}") from error
-    return pixels, ("inverted: bright ink expected",) * invert + ("ink centred as in MNIST",) * center
-
-
-def _read(path: Path, image_format: ImageFormat, fill: str = "black", background: str = "white") -> Tensor:
-    """Read an image file; raise a DataError, also for warnings of Pillow."""
-    if path.stat().st_size == 0:
-        raise DataError(f"{path} can't be read as an image: the file is empty")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            return read_image(path, image_format, fill, background)
-    except Exception as error:  # Pillow raises many types for damaged files
-        reason = " ".join(str(error).split()).replace(f" {str(path)!r}", "") or type(error).__name__
-        raise DataError(f"{path} can't be read as an image: {reason}") from error
-
-
-def _file_size(path: Path) -> tuple[int, int]:
-    """Return height and width of an image file."""
-    with import_optional("PIL.Image", "reading images").open(path) as image:
-        return image.height, image.width
-
-
-def _has_centered_digits(run: TrainedRun) -> bool:
-    """Return whether a run was trained on single digits as in MNIST: bright, on black, centred."""
-    return run.model.spec.image[0] == 1 and run.spec.recipe.data in CENTERED_DIGITS and run.model.n_objects == 1
-
-
-def unprocessed_shape(run: TrainedRun) -> tuple[int, int, int]:
-    """Return the shape of images before the pipeline crops or pads them to the network's input."""
-    channels, height, width = run.model.spec.image
-    for change in SIZE_CHANGES:
-        shape = (channels, height + change, width + change)
-        if min(shape) > 0:
-            try:
-                if run.pipeline.output_shape(shape, train=False) == run.model.spec.image:
-                    return shape
-            except ValueError:
-                continue
-    raise ValueError(
-        f"no image size is known from which augmentation {run.spec.recipe.augmentation!r} makes images of "
-        f"{channels}x{height}x{width}"
-    )
-
-
-def _is_paper(pixels: Tensor, run: TrainedRun) -> bool:
-    """Return whether an image has a bright frame, and the run was trained on digits with a dark one."""
-    if run.spec.recipe.data not in (*CENTERED_DIGITS, *OVERLAPPING_DIGITS):
-        return False  # the polarity of other grey images is unknown
-    frame = max(1, round(FRAME_FRACTION * min(pixels.shape[1:])))
-    inner = pixels[:, frame:-frame, frame:-frame]
-    n = pixels.numel() - inner.numel()
-    mean = (float(pixels.sum()) - float(inner.sum())) / (255 * max(1, n))
-    return mean > PAPER_BRIGHTNESS

@@ -59,6 +59,7 @@ STOP_DESCRIPTIONS = {
 }
 LINE_INTERVAL_S = 60.0  # between two progress lines inside an epoch, without a terminal
 UNLIMITED_EPOCHS = 100_000  # from here on, epochs only express that the time is the limit
+MAX_METRICS_BYTES = 2**26  # of metrics.csv: about 500,000 rows
 BAR_INTERVAL_S = 0.2  # between two updates of the progress bar
 
 
@@ -110,12 +111,16 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     try:
-        check_regular_file(path)
+        check_regular_file(path, MAX_METRICS_BYTES)
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise RunError(f"{path} can't be read: {reason_of(error)}") from error
     rows = []
-    for row in csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1])):
+    try:
+        lines = list(csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1])))
+    except csv.Error as error:  # such as a field of more than 128 KiB
+        raise RunError(f"{path} can't be read: {error}") from error
+    for row in lines:
         try:
             numbers = {name: float(row[name]) if row[name] else None for name in COLUMNS}
             rows.append({**numbers, "step": int(row["step"])})

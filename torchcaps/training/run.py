@@ -20,12 +20,13 @@ from torchcaps.data import Loader
 from torchcaps.data.own import DataLoaderBatches
 from torchcaps.models import Network
 from torchcaps.routing import Quadratic
-from torchcaps.training.checkpoint import check_model_size, read_checkpoint
+from torchcaps.training.checkpoint import read_checkpoint
 from torchcaps.training.config import RunSpec
 from torchcaps.training.distributed import Engine, check_device, num_processes, process_rank
 from torchcaps.training.errors import CheckpointError, RunError, RunInterrupted
 from torchcaps.training.evaluation import Evaluation
 from torchcaps.training.figures import draw_run
+from torchcaps.training.limits import build_on_meta, max_checkpoint_bytes
 from torchcaps.training.logging import ConsoleLogger, describe_run
 from torchcaps.training.run_dir import RunDirectory
 from torchcaps.training.settings_file import limit_resources, may_download
@@ -172,12 +173,13 @@ def resume(
         spec = change(recorded)
         download = own_data_dir or spec.data_dir != recorded.data_dir or may_download(spec.data_dir)
         check_device(spec.device)
-        checkpoint, problems = directory.newest_checkpoint()
+        meta = _build_on_meta(directory, spec)
+        checkpoint, problems = directory.newest_checkpoint(None if meta is None else max_checkpoint_bytes(meta))
         if problems and checkpoint is None:
             raise CheckpointError(f"{problems[0]}, and no other checkpoint exists")
-        if checkpoint is not None:
+        if checkpoint is not None and meta is not None:
             try:
-                check_model_size(checkpoint, spec)
+                checkpoint.check_weights(meta, "model")
             except CheckpointError as error:
                 raise CheckpointError(f"{directory.path}: {error}") from error
         data = open_data(spec, download) if data is None else data
@@ -213,6 +215,14 @@ def resume(
             directory.write_config(spec)
         console.print(f"resuming {directory.path} at step {trainer.state.step:,}, epoch {trainer.epoch:.2f}")
         return _finish(trainer, figures)
+
+
+def _build_on_meta(directory: RunDirectory, spec: RunSpec) -> Network | None:
+    """Return the model of a run on the meta device; the error names the run directory."""
+    try:
+        return build_on_meta(spec)
+    except CheckpointError as error:
+        raise CheckpointError(f"{directory.path}: {error}") from error
 
 
 def _short_name(name: str) -> str:

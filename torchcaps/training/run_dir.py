@@ -183,13 +183,17 @@ class RunDirectory:
             reason = " ".join(str(error).split())
             raise ValueError(f"{self.config} is not the configuration of a run: {reason}") from error
 
-    def newest_checkpoint(self) -> tuple[Checkpoint | None, list[str]]:
-        """Return the newest intact checkpoint, if any, and the problems of newer ones."""
+    def newest_checkpoint(self, max_bytes: int | None = None) -> tuple[Checkpoint | None, list[str]]:
+        """Return the newest intact checkpoint, if any, and the problems of newer ones.
+
+        Args:
+            max_bytes: as for `read_checkpoint`.
+        """
         problems = []
         for path in (self.last, self.previous):
             if path.exists():
                 try:
-                    return read_checkpoint(path), problems
+                    return read_checkpoint(path, max_bytes=max_bytes), problems
                 except CheckpointError as error:
                     problems.append(str(error))
         return None, problems

@@ -20,7 +20,7 @@ from torchcaps.nn import image_dropout
 from torchcaps.routing import RoutingDivergence
 from torchcaps.routing.quadratic import RecordedChildren
 from torchcaps.training.ascent import CoefficientAscent
-from torchcaps.training.chance import MIN_STEPS, describe_chance, is_at_chance
+from torchcaps.training.chance import MIN_IMAGES, MIN_STEPS, describe_chance, describe_overfitting, is_at_chance
 from torchcaps.training.checkpoint import Checkpoint, CheckpointWriter, restore_training
 from torchcaps.training.config import RunSpec
 from torchcaps.training.distributed import Engine, StopSignal, translate_peer_errors
@@ -164,7 +164,7 @@ class Trainer:
         self.optimizer.zero_grad()
         try:
             with self.ascent.recording(state.step) as recorded:
-                for micro_batch, is_last in _split(batch, self.spec.micro_batches):
+                for micro_batch, is_last in _micro_batches(batch, self.spec.micro_batches):
                     with self.engine.fabric.no_backward_sync(self.model, enabled=not is_last):
                         with image_dropout(self.spec.seed, state.step, micro_batch.indices):
                             output = self.model(micro_batch.images, micro_batch.labels)
@@ -321,18 +321,24 @@ class Trainer:
         if self.metrics is not None:
             self.metrics.write(**row)
         self.console.on_metrics(row, self._expectation())
-        self._report_chance(train)
+        self._report_chance(train, result)
         self.train_metrics, state.logged_step = RunningEvaluation(self.network), state.step
 
-    def _report_chance(self, train: Evaluation) -> None:
-        """Report once, on rank 0, a run whose training accuracy over at least an epoch is not above chance."""
-        is_epoch = train.n >= len(self.data.train) and self.network.n_objects == 1
-        is_early = self.state.step < MIN_STEPS and self.state.stop_reason is None
-        if self.metrics is None or self._has_reported_chance or not is_epoch or is_early or not is_at_chance(train):
+    def _report_chance(self, train: Evaluation, result: Evaluation | None) -> None:
+        """Report once, on rank 0, a run at chance: on the training set after an epoch, or on others at the end."""
+        state = self.state
+        is_early = state.step < MIN_STEPS and state.stop_reason is None
+        if self.metrics is None or self._has_reported_chance or self.network.n_objects != 1 or is_early:
             return
-        self._has_reported_chance = True
-        batch = self.loader.batch(self.state.epoch, 0)
-        for line in describe_chance(train, self.network, batch, self.data.train, self.recipe, self.state.grad_norm):
+        lines: Iterator[str] = iter(())
+        if is_at_chance(train):
+            if train.n >= len(self.data.train):
+                batch = self.loader.batch(state.epoch, 0)
+                lines = describe_chance(train, self.network, batch, self.data.train, self.recipe, state.grad_norm)
+        elif state.stop_reason and result is not None and train.n >= MIN_IMAGES and is_at_chance(result):
+            lines = describe_overfitting(train, result, self.eval_split, self.network, state.step)
+        for line in lines:
+            self._has_reported_chance = True
             self.console.warn(line)
 
     def _eval_weights(self) -> contextlib.AbstractContextManager[None]:
@@ -378,7 +384,7 @@ class EvaluationInterrupted(Exception):
     """A signal arrived during an evaluation."""
 
 
-def _split(batch: Batch, count: int) -> Iterator[tuple[Batch, bool]]:
+def _micro_batches(batch: Batch, count: int) -> Iterator[tuple[Batch, bool]]:
     """Yield the micro-batches of a batch, each with whether it is the last."""
     if count == 1:
         yield batch, True
