@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ import torchcaps
 from tests.tolerances import assert_equal
 from torchcaps.metrics import coupling_entropy, dead_fraction, exact_set_match, top_k_set_match
 from torchcaps.models.registry import find_model
-from torchcaps.routing import Quadratic
+from torchcaps.routing import EM, Quadratic
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning advises more workers, other devices, ...
 X = torch.rand(12, 1, 28, 28, generator=torch.Generator().manual_seed(0))
@@ -61,6 +62,25 @@ def test_training_equals_a_plain_loop(name: str) -> None:
     assert result["test_accuracy"] == pytest.approx(float(expected))
     predicted = torch.cat(run.predict(module, loader))  # type: ignore[arg-type]
     assert_equal(predicted, network.predict(network((255 * X).byte() / 255)))
+
+
+def test_checkpoints_are_restored_without_the_arguments(tmp_path: Path) -> None:
+    """A model by name with plain changes; networks and objects are passed again."""
+    from torchcaps.lightning import CapsuleModule
+
+    changes = {"classes": 3, "width": 4, "types": 2, "hidden": (8,)}
+    named = CapsuleModule("capsnet_small", **changes)
+    routed = CapsuleModule("capsnet_small", routing=EM(1), **changes)
+    first, second = (torchcaps.create_model("capsnet_small", **changes) for _ in range(2))
+    cases = (named, {}), (routed, {"routing": EM(1)}), (CapsuleModule(first), {"model": second})
+    for module, options in cases:
+        run = trainer(max_steps=1)
+        run.fit(module, DataLoader(TensorDataset(X, Y), 4))
+        run.save_checkpoint(tmp_path / "module.ckpt")
+        found = CapsuleModule.load_from_checkpoint(tmp_path / "module.ckpt", **options)
+        assert found.network.spec == module.network.spec
+        for key, tensor in module.state_dict().items():
+            assert_equal(found.state_dict()[key], tensor)
 
 
 def test_module_by_name_and_invalid_arguments() -> None:

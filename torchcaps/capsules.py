@@ -36,6 +36,11 @@ class Capsules(NamedTuple):
     Shapes:
         pose: ``[B, *G, N, K]`` on a grid, ``[B, I, K]`` without one.
         activation: the pose's shape without its last axis, or ``None`` if the length of the pose is the activation.
+
+    >>> import torch
+    >>> capsules = Capsules(torch.tensor([[[0.6, 0.8], [0.0, 0.1]]]))
+    >>> capsules.length()
+    tensor([[1.0000, 0.1000]])
     """
 
     pose: Tensor

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchcaps._core.registry import is_import_path
 from torchcaps.metrics import coupling_entropy, exact_set_match, top_k_set_match
 from torchcaps.models import Network, Output, create_model
 from torchcaps.training.ascent import CoefficientAscent
@@ -25,6 +26,8 @@ except ImportError as error:
 
 __all__ = ["Accuracy", "CapsuleModule", "CouplingEntropy", "DeadFraction", "ExactSetMatch", "TopKSetMatch"]
 
+PLAIN = (str, int, float, tuple, type(None))  # types of hyperparameters that are stored in checkpoints
+
 
 class CapsuleModule(lightning.LightningModule):
     """A model of torchcaps as a ``LightningModule``, trained by its recipe.
@@ -32,7 +35,9 @@ class CapsuleModule(lightning.LightningModule):
     Batches are pairs of images ``[B, C, H, W]``, floats or uint8 (scaled to 0..1), and labels, or triples with the
     targets of the decoder, as the data sets of torchcaps yield them for several objects per image. Logged are
     ``train_loss``, ``train_accuracy`` and the same for ``val`` and ``test``. The schedule is applied per optimiser
-    step; the ascent of `torchcaps.routing.Quadratic` follows each step.
+    step; the ascent of `torchcaps.routing.Quadratic` follows each step. ``CapsuleModule.load_from_checkpoint(path)``
+    restores a model given by name; a network, and changes that are objects such as ``routing=EM(2)``, are passed again:
+    ``load_from_checkpoint(path, model=network)``. Checkpoints contain tensors and plain values only.
 
     Args:
         model: name of a model, or a network.
@@ -46,10 +51,16 @@ class CapsuleModule(lightning.LightningModule):
 
     def __init__(self, model: str | Network, **changes: Any) -> None:
         super().__init__()
+        given = {"model": model, **changes}
+        self.save_hyperparameters(ignore=[k for k, v in given.items() if not isinstance(v, PLAIN)], logger=False)
         if isinstance(model, Network):
             if changes:
                 raise ValueError(f"fields of a model can be changed by name only, got a network and {sorted(changes)}")
             self.network = model
+        elif is_import_path(model):
+            raise ValueError(
+                f"{model!r} is an import path, which a checkpoint could name too: pass create_model({model!r})"
+            )
         else:
             self.network = create_model(model, **changes)
         self.recipe = self.network.recipe
@@ -150,6 +161,11 @@ class Accuracy(_Mean):
     Args:
         network: network whose scores are counted; not a submodule of the metric.
         kwargs: options of ``torchmetrics.Metric``.
+
+    >>> import torchcaps
+    >>> metric = Accuracy(torchcaps.create_model("capsnet_small", classes=2))
+    >>> metric(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1]))
+    tensor(0.5000)
     """
 
     def __init__(self, network: Network, **kwargs: Any) -> None:
@@ -188,6 +204,10 @@ class ExactSetMatch(_Mean):
     Args:
         threshold: score above which a class is predicted.
         kwargs: options of ``torchmetrics.Metric``.
+
+    >>> metric = ExactSetMatch()
+    >>> metric(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1]))
+    tensor(0.5000)
     """
 
     def __init__(self, threshold: float = 0.5, **kwargs: Any) -> None:
@@ -205,6 +225,10 @@ class CouplingEntropy(_Mean):
     Args:
         dim: axis of competition: -1, the parents; -2, the children (attention routing).
         kwargs: options of ``torchmetrics.Metric``.
+
+    >>> metric = CouplingEntropy()
+    >>> metric(torch.tensor([[[0.5, 0.5], [1.0, 0.0]]]))
+    tensor(0.5000)
     """
 
     higher_is_better = None
@@ -226,6 +250,10 @@ class DeadFraction(torchmetrics.Metric):
     Args:
         threshold: activity above which a capsule is alive.
         kwargs: options of ``torchmetrics.Metric``.
+
+    >>> metric = DeadFraction()
+    >>> metric(torch.tensor([[0.9, 0.01], [0.2, 0.02]]))
+    tensor(0.5000)
     """
 
     higher_is_better = False

@@ -95,6 +95,11 @@ class SpreadLoss(nn.Module):
     Shapes:
         activations ``[B, J]`` or `Capsules` (their activations, otherwise their lengths), labels ``[B] -> []``, or
         ``[B]`` with ``reduction="none"``
+
+    >>> activations, labels = torch.tensor([[0.9, 0.1, 0.2]]), torch.tensor([0])
+    >>> loss = SpreadLoss()
+    >>> loss(activations, labels, step=0), loss(activations, labels, step=50_000)
+    (tensor(0.), tensor(0.0500))
     """
 
     def __init__(
@@ -150,6 +155,9 @@ class ReconstructionLoss(nn.Module):
     Shapes:
         images and targets ``[B, C, H, W]``, or ``[B, K, C, H, W]`` with ``K`` targets per image ``-> []``, or ``[B]``
         with ``reduction="none"``
+
+    >>> ReconstructionLoss()(torch.zeros(2, 1, 28, 28), torch.ones(2, 1, 28, 28))  # 0.0005 * 784
+    tensor(0.3920)
     """
 
     def __init__(
@@ -195,6 +203,10 @@ class ClassLoss(nn.Module):
 
     Shapes:
         logits ``[B, J]``, labels ``[B] -> []``, or ``[B]`` with ``reduction="none"``
+
+    >>> scores, labels = torch.tensor([[2.0, 0.0], [0.0, 2.0]]), torch.tensor([0, 1])
+    >>> ClassLoss()(scores, labels)
+    tensor(0.1269)
     """
 
     def __init__(self, *, label_smoothing: float = 0.0, reduction: Reduction = "mean") -> None:
@@ -226,6 +238,10 @@ class MultiLabelLoss(nn.Module):
 
     Shapes:
         logits ``[B, J]``, labels ``[B]`` or multi-hot ``[B, J] -> []``, or ``[B]`` with ``reduction="none"``
+
+    >>> logits, labels = torch.tensor([[2.0, -2.0, 2.0]]), torch.tensor([[1, 0, 1]])
+    >>> MultiLabelLoss()(logits, labels)
+    tensor(0.1269)
     """
 
     def __init__(self, *, reduction: Reduction = "mean") -> None:

@@ -23,6 +23,10 @@ def top_k_set_match(scores: Tensor, labels: Tensor, k: int | None = None) -> Ten
 
     Shapes:
         ``-> [B]``, bool
+
+    >>> scores, labels = torch.tensor([[0.9, 0.1, 0.8], [0.9, 0.8, 0.1]]), torch.tensor([[1, 0, 1], [1, 0, 1]])
+    >>> top_k_set_match(scores, labels)
+    tensor([ True, False])
     """
     hot = _label_sets(scores, labels)
     if k is not None and (isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= scores.shape[1]):
@@ -41,6 +45,9 @@ def exact_set_match(scores: Tensor, labels: Tensor, threshold: float = 0.5) -> T
 
     Shapes:
         scores ``[B, J]``, labels ``[B]`` or multi-hot ``[B, J] -> [B]``, bool
+
+    >>> exact_set_match(torch.tensor([[0.9, 0.1], [0.9, 0.8]]), torch.tensor([0, 0]))
+    tensor([ True, False])
     """
     hot = _label_sets(scores, labels)
     return ((scores > threshold) == hot).all(-1)
@@ -56,6 +63,9 @@ def coupling_entropy(coupling: Tensor, dim: int = -1) -> Tensor:
 
     Shapes:
         the coupling's shape without that axis
+
+    >>> coupling_entropy(torch.tensor([[[0.5, 0.5], [1.0, 0.0]]]))
+    tensor([[1., 0.]])
     """
     check_no_nan(coupling, "coupling")
     if is_readable(coupling) and bool((coupling < 0).any()):
@@ -78,6 +88,9 @@ def dead_fraction(activity: Tensor, threshold: float = 0.05) -> Tensor:
 
     Shapes:
         ``-> []``
+
+    >>> dead_fraction(torch.tensor([[0.9, 0.01], [0.2, 0.02]]))
+    tensor(0.5000)
     """
     if activity.dim() < 2 or activity.shape[0] == 0:
         raise ValueError(f"activity must be [B, ...] with at least one image, got {list(activity.shape)}")

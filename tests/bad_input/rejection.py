@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from torchcaps._core.validation import FieldError
+from torchcaps._core.validation import FieldError, FieldTypeError
 from torchcaps.nn import ConvCapsules, Decoder, DenseCapsules
 from torchcaps.routing import Dynamic
 
@@ -37,7 +37,7 @@ def check_rejection(rejection: Rejection) -> None:
     with pytest.raises(rejection.error) as raised:
         rejection.call()
     # an unrelated subclass, such as a UnicodeError, would pass for a ValueError
-    exact = {rejection.error, FieldError} if rejection.error is ValueError else {rejection.error}
+    exact = {rejection.error, {ValueError: FieldError, TypeError: FieldTypeError}.get(rejection.error)}
     assert type(raised.value) in exact, f"{type(raised.value).__name__} is raised, a subclass"
     check_sentence(str(raised.value), rejection.argument, rejection.value, rejection.accepted)
 

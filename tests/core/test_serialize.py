@@ -20,6 +20,8 @@ from torchcaps._core.serialize import (
     to_json,
     to_plain,
 )
+from torchcaps.models.recipe import OptimizerConfig
+from torchcaps.models.schedules import OneCycle
 from torchcaps.routing import EM, Dynamic, Routing
 
 
@@ -141,3 +143,12 @@ def test_records_without_a_later_field_have_its_default() -> None:
     torch.testing.assert_close(again.mask, torch.tensor([[True, False]]))
     with pytest.raises(KeyError, match="name"):
         result_from_dict(ExtendedResult, {})
+
+
+def test_a_class_of_another_kind_than_the_setting_is_rejected() -> None:
+    schedule = to_plain(OneCycle())
+    with pytest.raises(ValueError, match="OneCycle must be OptimizerConfig"):
+        from_plain(OptimizerConfig, schedule)
+    with pytest.raises(ValueError, match="OneCycle must be Routing or str"):
+        from_plain(Routing | str, schedule)
+    assert from_plain(Any, schedule) == OneCycle()

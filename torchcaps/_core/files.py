@@ -126,10 +126,18 @@ def write_atomic(
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
-def check_regular_file(path: Path) -> None:
-    """Raise an OSError if an existing path is not a regular file: opening a FIFO or a device could wait forever."""
-    if not stat.S_ISREG(path.stat().st_mode):
+def check_regular_file(path: Path, max_bytes: int | None = None) -> None:
+    """Raise an OSError if an existing path is not a regular file: opening a FIFO or a device could wait forever.
+
+    Args:
+        path: the path.
+        max_bytes: largest size; a sparse file of any size takes no space on the disk.
+    """
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "not a regular file", str(path))
+    if max_bytes is not None and status.st_size > max_bytes:
+        raise OSError(errno.EFBIG, f"it has {status.st_size:,} bytes, more than {max_bytes:,}", str(path))
 
 
 def check_inside(path: Path, directory: Path) -> None:

@@ -1,5 +1,6 @@
 """Description of the machine and of the current command, for records."""
 
+import contextlib
 import datetime
 import os
 import platform
@@ -12,7 +13,22 @@ import torch
 
 from torchcaps._core.version import __version__
 
-__all__ = ["available_cores", "describe_machine", "record_header"]
+__all__ = [
+    "available_cores",
+    "describe_machine",
+    "native_bfloat16",
+    "physical_memory",
+    "processor_features",
+    "record_header",
+    "search_path_variables",
+]
+
+BFLOAT16_FEATURES = {
+    "amx_bf16": "AMX",
+    "avx512_bf16": "AVX512_BF16",
+    "bf16": "BF16",
+}  # in /proc/cpuinfo; the last on ARM
+UNKNOWN_MEMORY = 2**34  # assumed if the system does not tell
 
 
 def available_cores() -> int:
@@ -20,6 +36,46 @@ def available_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def search_path_variables() -> dict[str, str]:
+    """Return environment variables with which a Python process imports what this process imports.
+
+    By default, ``python -m`` and ``python -c`` search the current directory before installed packages.
+    """
+    return {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
+
+
+def physical_memory() -> int:
+    """Return the memory of this machine in bytes; 16 GiB if the system does not tell."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # Windows has no sysconf
+        return UNKNOWN_MEMORY
+
+
+def processor_features() -> str:
+    """Return the names of the processor's instruction sets, separated by spaces, as far as the system tells them."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith(("flags", "Features")):
+                return line
+    return platform.processor()
+
+
+def native_bfloat16(features: str | None = None) -> str | None:
+    """Return the instruction set that multiplies bfloat16, or ``None`` if the processor has none.
+
+    Without one, bfloat16 is emulated and slower than float32.
+
+    Args:
+        features: instruction sets as in ``/proc/cpuinfo``; default: this processor's.
+
+    >>> native_bfloat16("fma avx2"), native_bfloat16("fma avx512f avx512_bf16"), native_bfloat16("amx_tile amx_bf16")
+    (None, 'AVX512_BF16', 'AMX')
+    """
+    names = set((processor_features() if features is None else features).split())
+    return next((title for name, title in BFLOAT16_FEATURES.items() if name in names), None)
 
 
 def describe_machine(processes: int = 1, device: str = "cpu") -> dict[str, Any]:

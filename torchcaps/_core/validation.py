@@ -1,6 +1,7 @@
 """Argument checks: dataclass fields against their annotations, numeric ranges, and tensors."""
 
 import dataclasses
+import functools
 import math
 import types
 import typing
@@ -16,6 +17,7 @@ from torchcaps._core.values import check_value, is_host, is_readable
 __all__ = [
     "DomainError",
     "FieldError",
+    "FieldTypeError",
     "check_field_names",
     "check_fields",
     "check_finite",
@@ -25,6 +27,7 @@ __all__ = [
     "check_non_negative",
     "check_range",
     "join_quoted",
+    "type_hints",
 ]
 
 
@@ -45,12 +48,26 @@ class FieldError(ValueError):
         super().__init__(f"{self.owner}: {field} {problem}")
 
 
+class FieldTypeError(TypeError):
+    """A field of a dataclass has a value of another type; arguments and attributes as those of `FieldError`."""
+
+    def __init__(self, owner: Any, field: str, problem: str) -> None:
+        self.owner, self.field, self.problem = type(owner).__name__, field, problem
+        super().__init__(f"{self.owner}: {field} {problem}")
+
+
+@functools.cache
+def type_hints(cls: type) -> dict[str, Any]:
+    """Return the annotations of a class. Evaluating them takes up to a millisecond."""
+    return typing.get_type_hints(cls)
+
+
 def check_fields(owner: Any) -> None:
     """Check each field of a dataclass instance against its annotation (Literal, bool, int, float, None).
 
     Fields of other types are checked by the owner.
     """
-    hints = typing.get_type_hints(type(owner))
+    hints = type_hints(type(owner))
     for field in dataclasses.fields(owner):
         _check_field(owner, field.name, hints[field.name])
 
@@ -71,7 +88,7 @@ def _check_field(owner: Any, name: str, annotation: Any) -> None:
     if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in options):
         descriptions = {bool: "True or False", int: "an int", float: "a number"}
         expected = " or ".join(descriptions.get(option, "None") for option in options)
-        raise TypeError(f"{type(owner).__name__}: {name} must be {expected}, got {value!r}")
+        raise FieldTypeError(owner, name, f"must be {expected}, got {value!r}")
 
 
 def check_range(owner: Any, name: str, least: float, most: float = math.inf, strict: bool = False) -> None:

@@ -35,6 +35,8 @@ def is_readable(*tensors: Tensor) -> bool:
 def is_batched(tensor: Tensor) -> bool:
     """Return whether a tensor is inside ``vmap``, where its values can't be read."""
     functorch = torch._C._functorch  # type: ignore[attr-defined]
+    if functorch.is_legacy_batchedtensor(tensor):  # torch.autograd.grad(..., is_grads_batched=True)
+        return True
     while functorch.is_functorch_wrapped_tensor(tensor):
         if functorch.is_batchedtensor(tensor):
             return True
@@ -48,13 +50,16 @@ def in_vmap_or_forward_mode() -> bool:
     >>> torch.vmap(lambda x: x + in_vmap_or_forward_mode())(torch.zeros(2))
     tensor([1., 1.])
     """
-    if torch.compiler.is_compiling():
-        return False
     if torch.autograd.forward_ad._current_level >= 0:
         return True
     functorch = torch._C._functorch  # type: ignore[attr-defined]
     kinds = (functorch.TransformType.Vmap, functorch.TransformType.Jvp)
     return any(interpreter.key() in kinds for interpreter in functorch.get_interpreter_stack() or ())
+
+
+# As torch.compiler.assume_constant_result, which would import the compiler: torch.compile calls the function while it
+# traces, inside the same transforms, and compiles again if they change.
+in_vmap_or_forward_mode._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def check_value(

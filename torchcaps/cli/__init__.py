@@ -9,7 +9,7 @@ import sys
 
 for package in ("jsonargparse", "rich"):
     if importlib.util.find_spec(package) is None:
-        print(f"torchcaps: the command line needs {package}: pip install 'torchcaps[cli]'", file=sys.stderr)
+        print(f"torchcaps: the command line needs {package}: pip install 'torchcaps[train]'", file=sys.stderr)
         sys.exit(2)  # ExitCode.USAGE, which can't be imported without these packages
 
 from torchcaps.cli.main import main  # noqa: E402, after the check of its dependencies

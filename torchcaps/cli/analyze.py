@@ -17,15 +17,18 @@ from rich.progress import Progress
 from torchcaps._core.optional import import_optional
 from torchcaps._core.plotting import FIGURE_SUFFIXES
 from torchcaps._core.serialize import to_json
+from torchcaps._core.validation import FieldError
 from torchcaps.analysis import ANALYSES, Analysis, AnalysisReport, Subject, Summary, run_analysis
 from torchcaps.cli.command_line import CommandLine, flag_of
 from torchcaps.cli.console import escape_control, print_table, print_text, start_table
 from torchcaps.cli.options import (
     add_data_flags,
+    add_device_flag,
     add_run_flags,
     check_positive,
     load_runs,
     open_dataset,
+    output_path,
     set_num_threads,
 )
 from torchcaps.cli.parser import Parser, field_help
@@ -40,7 +43,7 @@ DESCRIPTION = (
     "compare several runs. 'torchcaps analyze NAME --help' shows the options of one analysis."
 )
 EXAMPLES = (
-    "torchcaps analyze runs/capsnet_small-digits-1 perturbation --out figure.png",
+    "torchcaps analyze runs/capsnet_digits-digits-1 perturbation --out figure.png",
     "torchcaps analyze runs/mine-1 runs/mine-2 affine",
     "torchcaps analyze runs/mine-1 attack --method pgd --eps 16 --source runs/mine-2",
 )
@@ -74,6 +77,9 @@ def analyze_command(words: list[str]) -> None:
     parser = _make_parser(analysis, line)
     if analysis is not None:
         _check_flags(parser, analysis, line)
+    if len(line.positionals) == 1 and "--help" not in line and "-h" not in line:
+        missing = "the name of the analysis is" if analysis is None else "the run directory is"
+        parser.error(f"{missing} missing: torchcaps analyze RUN {'NAME' if analysis is None else analysis.name}")
     arguments, _ = parser.parse(line)
     if analysis is None:
         _reject_name(parser, arguments)
@@ -88,7 +94,10 @@ def analyze_command(words: list[str]) -> None:
     dataset = dataset if n_images is None else limit_images(dataset, min(len(dataset), n_images))
     with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as bar:
         subjects = [_subject(name, run, dataset, arguments, bar) for name, run in _run_names(runs).items()]
-        report = run_analysis(analysis.name, subjects, **_options(analysis, dataset, arguments))
+        try:
+            report = run_analysis(analysis.name, subjects, **_options(analysis, dataset, arguments))
+        except FieldError as error:
+            parser.error(f"{flag_of(error.field)} {error.problem}")
     files = [] if out is None else report.draw(out)
     if arguments.json:
         print(json.dumps(_report_as_json(report, runs, dataset, files), indent=2))
@@ -113,6 +122,7 @@ def _make_parser(analysis: Analysis | None, line: CommandLine) -> _AnalyzeParser
     text = f"use at most this number of images: a fixed random subset (default: {default})"
     parser.add_argument("--max-images", type=int | None, help=text)
     add_run_flags(parser)
+    add_device_flag(parser, "cpu")
     add_data_flags(parser, line)
     if analysis is not None:
         group = parser.add_argument_group(f"options of {analysis.name}: {analysis.description}")
@@ -175,9 +185,8 @@ def _check_arguments(parser: Parser, analysis: Analysis, arguments: Any) -> None
 def _figure_path(parser: Parser, arguments: Any) -> Path | None:
     """Return the file of the figure; ``None`` if none is drawn."""
     if arguments.out is None:
-        return (
-            None if arguments.json else Path(arguments.runs[0]).expanduser() / "figures" / f"{arguments.analysis}.png"
-        )
+        directory = Path(arguments.runs[0]).expanduser()
+        return None if arguments.json else output_path(directory, f"figures/{arguments.analysis}.png")
     out = Path(arguments.out).expanduser()
     if out.suffix.lower() not in FIGURE_SUFFIXES:
         parser.error(f"--out must end in {', '.join(FIGURE_SUFFIXES)}, got {arguments.out!r}")
@@ -191,7 +200,7 @@ def _options(analysis: Analysis, dataset: Dataset, arguments: Any) -> dict[str, 
         value = arguments[option]
         if value is not None and _is_run(analysis, option):
             (run,) = load_runs([value], arguments)
-            value = Subject(str(run.path), run.model, run.loader(dataset), batch_size=BATCH_SIZE)
+            value = Subject(str(run.path), run.model, run.loader(dataset), batch_size=_batch_size(run))
         values[option] = value
     return values
 
@@ -206,6 +215,11 @@ def _run_names(runs: list[TrainedRun]) -> dict[str, TrainedRun]:
     return {name if unique else str(run.path): run for name, run in zip(names, runs, strict=True)}
 
 
+def _batch_size(run: TrainedRun) -> int:
+    """Return the number of images per forward pass, limited if the settings of the run ask for much memory."""
+    return BATCH_SIZE if run.max_batch_size is None else min(BATCH_SIZE, run.max_batch_size)
+
+
 def _subject(name: str, run: TrainedRun, dataset: Dataset, arguments: Any, bar: Progress) -> Subject:
     """Return a run as the subject of an analysis: model, images, training set and progress bar."""
 
@@ -217,7 +231,7 @@ def _subject(name: str, run: TrainedRun, dataset: Dataset, arguments: Any, bar: 
     def track(n_steps: int | None) -> Callable[[], None]:
         return functools.partial(bar.advance, bar.add_task(name, total=n_steps))
 
-    return Subject(name, run.model, run.loader(dataset), open_training_set, BATCH_SIZE, track)
+    return Subject(name, run.model, run.loader(dataset), open_training_set, _batch_size(run), track)
 
 
 # Output -------------------------------------------------------------------------------------------------------------

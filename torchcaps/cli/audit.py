@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from torchcaps._core.registry import import_object, is_import_path
 from torchcaps.audit import AuditReport, AuditVerdict, audit
+from torchcaps.audit.probe import one_line
 from torchcaps.cli.command_line import append_working_directory
 from torchcaps.cli.console import ExitCode, print_table, print_text, start_table
 from torchcaps.cli.options import add_trust_flag, load_runs
@@ -17,6 +18,7 @@ from torchcaps.cli.parser import Parser
 from torchcaps.data import Batch
 from torchcaps.models import Network, create_model
 from torchcaps.training.inference import TrainedRun
+from torchcaps.training.settings_file import may_download
 from torchcaps.training.setup import open_test_set
 
 __all__ = ["audit_command"]
@@ -29,7 +31,7 @@ DESCRIPTION = (
     "torch.nn.Module: a class or function without arguments, or an instance. The exit code is 1 if a check fails."
 )
 EXAMPLES = (
-    "torchcaps audit runs/capsnet_small-digits-1",
+    "torchcaps audit runs/capsnet_digits-digits-1",
     "torchcaps audit my_module.CapsNet --image 1,28,28 --primary primary_capsules --classes 10",
     "torchcaps audit tsai2020_cifar10 --json",
 )
@@ -82,22 +84,40 @@ def _load(options: Any) -> tuple[nn.Module, Tensor, Tensor | None]:
         model = create_model(target)
         return model, torch.rand(N_IMAGES, *model.spec.image), None
     append_working_directory([target])
-    module = import_object(target)
-    if not isinstance(module, nn.Module):
-        if not callable(module):
-            raise ValueError(f"{target} must be a torch.nn.Module, or a class or function that returns one")
-        module = module()
-    if not isinstance(module, nn.Module):
-        raise ValueError(f"{target} must return a torch.nn.Module, got {type(module).__name__}")
+    module = _import_module(target)
     if isinstance(module, Network):
         return module, torch.rand(N_IMAGES, *module.spec.image), None
     labels = None if options.classes is None else torch.arange(N_IMAGES) % options.classes
     return module, torch.rand(N_IMAGES, *options.image), labels
 
 
+def _import_module(target: str) -> nn.Module:
+    """Return the module at an import path, or the one that the class or function there returns."""
+    try:
+        module = import_object(target)
+    except SystemExit as error:
+        name = target.rpartition(".")[0]
+        raise ValueError(f"{name} exits when it is imported: call its main() only if __name__ == '__main__'") from error
+    except ValueError:
+        raise
+    except Exception as error:
+        raise ValueError(f"{target} can't be imported: {one_line(error)}") from error
+    if isinstance(module, nn.Module):
+        return module
+    if not callable(module):
+        raise ValueError(f"{target} must be a torch.nn.Module, or a class or function that returns one")
+    try:
+        module = module()
+    except Exception as error:
+        raise ValueError(f"{target} must work without arguments: {one_line(error)}") from error
+    if not isinstance(module, nn.Module):
+        raise ValueError(f"{target} must return a torch.nn.Module, got {type(module).__name__}")
+    return module
+
+
 def _test_images(run: TrainedRun) -> Tensor:
     """Return preprocessed images of the run's test set; random ones if it has none."""
-    dataset = open_test_set(run.spec)
+    dataset = open_test_set(run.spec, may_download(run.spec.data_dir))
     if dataset is None:
         return torch.rand(N_IMAGES, *run.model.spec.image)
     batch: Batch = next(iter(run.loader(dataset).epoch(0)))

@@ -10,7 +10,16 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["ExitCode", "escape_control", "percent", "print_table", "print_text", "start_table", "terminal_width"]
+__all__ = [
+    "ExitCode",
+    "escape_control",
+    "exit_code_of",
+    "percent",
+    "print_table",
+    "print_text",
+    "start_table",
+    "terminal_width",
+]
 
 MIN_TEXT_WIDTH = 12  # characters of a column of text that stay readable
 PIPE_WIDTH = 400  # columns of a table that is not printed on a terminal
@@ -20,10 +29,15 @@ class ExitCode(IntEnum):
     """Exit codes of ``torchcaps``. A command stopped by signal n exits with 128 + n: 130 for Ctrl-C, 143 for TERM."""
 
     OK = 0
-    FAILURE = 1  # the run failed: diverged, disk full, a process lost
+    FAILURE = 1  # the run failed: diverged, disk full, no network, a process lost
     USAGE = 2  # invalid usage or input: nothing was started
     SIGNAL = 128
     INTERRUPTED = 130
+
+
+def exit_code_of(error: BaseException) -> ExitCode:
+    """Return the exit code for an error: a failure of network or disk, otherwise invalid usage or input."""
+    return ExitCode.FAILURE if isinstance(error, OSError) else ExitCode.USAGE
 
 
 class _EscapedTable(Table):

@@ -291,6 +291,7 @@ def _sample(arguments: list[str]) -> None:
     flags, options = _parse(parser, arguments, spec)
     if flags.page < 0:
         parser.error(f"--page must be at least 0, got {flags.page}")
+    _find_checked_spec(parser, flags, options)
     pipeline = None if flags.augmentation is None else create_pipeline(flags.augmentation)
     dataset = create_dataset(flags.name, flags.split, flags.data_dir, **options)
     train = flags.split == "train"

@@ -12,6 +12,7 @@ from torchcaps.cli.command_line import CommandLine
 from torchcaps.cli.console import escape_control, percent, print_table, print_text, start_table
 from torchcaps.cli.options import (
     add_data_flags,
+    add_device_flag,
     add_run_flags,
     check_positive,
     load_runs,
@@ -32,8 +33,8 @@ DESCRIPTION = (
     "and loss. Several runs are also evaluated as an ensemble, by the mean of their scores, as in the papers."
 )
 EXAMPLES = (
-    "torchcaps evaluate runs/capsnet_small-digits-1",
-    "torchcaps evaluate runs/capsnet_small-digits-*",
+    "torchcaps evaluate runs/capsnet_digits-digits-1",
+    "torchcaps evaluate runs/capsnet_digits-digits-*",
     "torchcaps evaluate runs/my_images-1 --data ./new_images",
     "torchcaps evaluate model.onnx --data digits",
     "torchcaps evaluate runs/sabour2017_affnist-expanded-mnist-1 --data affnist-style",
@@ -69,6 +70,7 @@ def make_evaluate_parser(line: CommandLine) -> Parser:
     text = "evaluate on at most this number of images: a fixed random subset (default: all)"
     parser.add_argument("--max-images", type=int | None, help=text)
     add_run_flags(parser)
+    add_device_flag(parser)
     return parser
 
 

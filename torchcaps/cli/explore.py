@@ -3,13 +3,12 @@
 import sys
 import webbrowser
 from pathlib import Path
-from typing import Literal
 
 import torch
 
 from torchcaps._core.optional import import_optional
 from torchcaps.cli.console import escape_control
-from torchcaps.cli.options import add_trust_flag, check_positive, load_runs
+from torchcaps.cli.options import add_trust_flag, add_weights_flag, check_positive, load_runs
 from torchcaps.cli.parser import Parser
 
 __all__ = ["explore_command"]
@@ -21,7 +20,7 @@ DESCRIPTION = (
     "runs are compared side by side. The server is reachable from this computer only, and ends with Ctrl-C."
 )
 EXAMPLES = (
-    "torchcaps explore runs/capsnet_small-digits-1",
+    "torchcaps explore runs/capsnet_digits-digits-1",
     "torchcaps explore runs/mine-1 runs/mine-2",
     "torchcaps explore runs/mine-1 --export page.html",
 )
@@ -43,8 +42,7 @@ def explore_command(arguments: list[str]) -> None:
     parser.add_argument("--export", type=str | None, help=text)
     parser.add_argument("--browser", type=bool, default=True, help="open the page in the default browser")
     parser.add_argument("--max-images", type=int, default=1000, help="largest number of test images to use")
-    weights = Literal["last", "best", "ema"] | None
-    parser.add_argument("--weights", type=weights, help="weights to load (default: eval_weights of the run's recipe)")
+    add_weights_flag(parser)
     parser.add_argument("--num-threads", type=int, default=1, help="number of CPU threads")
     add_trust_flag(parser)
     options, _ = parser.parse(arguments)

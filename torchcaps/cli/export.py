@@ -28,9 +28,9 @@ DESCRIPTION = (
     "the file is written only if they agree. 'torchcaps predict' and 'torchcaps evaluate' accept ONNX files."
 )
 EXAMPLES = (
-    "torchcaps export runs/capsnet_small-digits-1",
-    "torchcaps export runs/capsnet_small-digits-1 --quantize int8",
-    "torchcaps export runs/capsnet_small-digits-1 --format pt2 --plain",
+    "torchcaps export runs/capsnet_digits-digits-1",
+    "torchcaps export runs/capsnet_digits-digits-1 --quantize int8",
+    "torchcaps export runs/capsnet_digits-digits-1 --format pt2 --plain",
 )
 
 

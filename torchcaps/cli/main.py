@@ -2,7 +2,9 @@
 
 import importlib
 import os
+import shutil
 import sys
+import textwrap
 import warnings
 from pathlib import Path
 from typing import NoReturn
@@ -39,13 +41,17 @@ examples:
   torchcaps train
   torchcaps train sabour2017_mnist --max-minutes 30
   torchcaps train ./my_images
-  torchcaps predict runs/capsnet_small-digits-1 photo.png
-  torchcaps analyze runs/capsnet_small-digits-1 perturbation --out fig.png
+  torchcaps predict runs/capsnet_digits-digits-1 photo.png
+  torchcaps analyze runs/capsnet_digits-digits-1 perturbation --out fig.png
   torchcaps reproduce sabour2017 table1 --scale cpu
   torchcaps data sample multimnist --source digits --out grid.png
 """
 
+HELP_INDENT = 13  # column of the descriptions of the commands
+UNLIMITED_WIDTH = 400  # columns of help that is not printed on a terminal
+
 TRAIN_HELP = Path(__file__).with_name("train_help.txt")  # written by tools/help.py
+TRAIN_HELP_WIDTH = 80  # columns of that file
 
 # Module and function of each command; imported on use, since most load torch.
 COMMANDS = {
@@ -75,34 +81,55 @@ def main(arguments: list[str] | None = None) -> None:
     """
     if arguments is None:
         arguments = sys.argv[1:]
+        os.environ["PYTHONSAFEPATH"] = "1"  # Python processes that libraries start don't search the current directory
         warnings.showwarning = lambda message, *_: print(f"torchcaps: {message}", file=sys.stderr)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(HELP, end="")
+        print(_wrapped_help(), end="")
         return
     if arguments[0] in ("--version", "-V"):
         print(f"torchcaps {__version__}")
         return
-    if arguments in (["train", "--help"], ["train", "-h"]):  # loading torch would take longer than reading the help
+    is_wide = shutil.get_terminal_size().columns >= TRAIN_HELP_WIDTH
+    if arguments in (["train", "--help"], ["train", "-h"]) and is_wide:  # loading torch takes longer than reading it
         print(TRAIN_HELP.read_text(encoding="utf-8"), end="")
         sys.exit(0)
-    from torchcaps.cli.console import ExitCode
+    from torchcaps.cli.console import ExitCode, exit_code_of
 
     try:
         module, name = COMMANDS[_check_command(arguments[0])]
         getattr(importlib.import_module(module), name)(arguments[1:])
     except (ValueError, TypeError) as error:
-        _exit(str(error), ExitCode.USAGE)
+        _exit(str(error), exit_code_of(error))
     except BrokenPipeError:  # the reader, such as head, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # output at exit must not raise again
         sys.exit(ExitCode.OK)
+    except OSError as error:  # of a file that a command opens without a sentence of its own
+        from torchcaps._core.files import reason_of
+
+        name = f"{error.filename}: " if error.filename else ""
+        _exit(f"{name}{reason_of(error)}", ExitCode.FAILURE)
     except KeyboardInterrupt:
         _exit("interrupted", ExitCode.INTERRUPTED)
+
+
+def _wrapped_help() -> str:
+    """Return the help, wrapped at the width of the terminal; examples stay on one line, to be copied."""
+    width = shutil.get_terminal_size((UNLIMITED_WIDTH, 24)).columns
+    text, heading, examples = HELP.partition("examples:\n")
+    lines = []
+    for line in text.splitlines():
+        indent = " " * (HELP_INDENT if line.startswith("  ") else 2)
+        options = {"break_long_words": False, "break_on_hyphens": False, "subsequent_indent": indent}
+        lines += textwrap.wrap(line, max(width, 2 * HELP_INDENT), **options) or [""]
+    return "\n".join(lines) + "\n" + heading + examples
 
 
 def _check_command(name: str) -> str:
     """Return the name of a command; raise a ValueError that suggests similar ones if it is unknown."""
     if name in COMMANDS:
         return name
+    if name.startswith("-"):
+        raise ValueError(f"unknown flag {name}: flags follow the command, as in 'torchcaps list {name}'")
     from torchcaps._core.registry import check_name
 
     return check_name(name, COMMANDS, "command", max_shown=len(COMMANDS))

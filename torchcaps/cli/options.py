@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 import torch
 
+from torchcaps._core.files import check_inside, reason_of
+from torchcaps._core.validation import join_quoted
 from torchcaps.cli.command_line import (
     TRUST_FLAG,
     CommandLine,
@@ -17,7 +19,9 @@ from torchcaps.cli.command_line import (
 from torchcaps.cli.parser import Parser, annotation_of, field_help
 from torchcaps.data import Dataset, Folder, ImageSet
 from torchcaps.data.registry import create_dataset, find_spec, is_image_folder
-from torchcaps.training.inference import TrainedRun, load_run, unprocessed_shape
+from torchcaps.training.distributed import check_device, find_device
+from torchcaps.training.inference import TrainedRun, load_run
+from torchcaps.training.prediction import unprocessed_shape
 from torchcaps.training.settings_file import may_download
 from torchcaps.training.setup import open_test_set
 
@@ -25,25 +29,40 @@ __all__ = [
     "ON_ERROR_HELP",
     "OnError",
     "add_data_flags",
+    "add_device_flag",
     "add_run_flags",
     "add_trust_flag",
+    "add_weights_flag",
     "check_positive",
     "load_runs",
     "open_dataset",
+    "output_path",
     "set_num_threads",
 ]
 
 OnError = Literal["skip", "fail"]
+Device = Literal["auto", "cpu", "cuda", "mps"]
 ON_ERROR_HELP = "action for image files that can't be read: skip them with a warning (the default), or fail"
 
 
 def add_run_flags(parser: Parser, num_threads: str = "one per core") -> None:
     """Add ``--weights``, ``--num-threads`` (default as given, for the help), ``--json`` and ``--trust-remote-code``."""
-    weights = Literal["last", "best", "ema"] | None
-    parser.add_argument("--weights", type=weights, help="weights to load (default: eval_weights of the run's recipe)")
+    add_weights_flag(parser)
     parser.add_argument("--num-threads", type=int | None, help=f"number of CPU threads (default: {num_threads})")
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_trust_flag(parser)
+
+
+def add_weights_flag(parser: Parser) -> None:
+    """Add ``--weights``."""
+    weights = Literal["last", "best", "ema"] | None
+    parser.add_argument("--weights", type=weights, help="weights to load (default: eval_weights of the run's recipe)")
+
+
+def add_device_flag(parser: Parser, default: Device = "auto") -> None:
+    """Add ``--device``, which `load_runs` uses."""
+    text = "device of the network; 'auto' uses CUDA or MPS if available, otherwise the CPU"
+    parser.add_argument("--device", type=Device, default=default, help=text)
 
 
 def add_trust_flag(parser: Any) -> None:
@@ -91,9 +110,10 @@ def load_runs(paths: list[str], options: Any, weights: str | None = None) -> lis
 
     Args:
         paths: run directories, and files with the suffix ``.onnx``.
-        options: parsed flags of `add_run_flags`.
+        options: parsed flags of `add_run_flags` and, if the command has it, of `add_device_flag`.
         weights: as for `torchcaps.training.load_run`.
     """
+    check_device(options.get("device") or "cpu")  # before anything is read
     if options.trust_remote_code:
         search_working_directory()
     return [_load(path, options, weights) for path in paths]
@@ -102,12 +122,29 @@ def load_runs(paths: list[str], options: Any, weights: str | None = None) -> lis
 def _load(path: str, options: Any, weights: str | None) -> TrainedRun:
     """Load a run directory or an exported file."""
     if Path(path).suffix != ".onnx" or Path(path).is_dir():
-        return load_run(path, weights, trust_remote_code=options.trust_remote_code)
+        device = find_device(options.get("device") or "cpu")
+        return load_run(path, weights, device=device, trust_remote_code=options.trust_remote_code)
+    if options.get("device") not in (None, "auto", "cpu"):
+        raise ValueError(f"--device {options.device} applies to run directories; {path} runs on the CPU")
     if weights is not None:
         raise ValueError(f"--weights applies to run directories; {path} contains one set of weights")
     from torchcaps.export import load_onnx  # not at the top: few commands need it
 
     return load_onnx(path, options.num_threads)
+
+
+def output_path(directory: Path, name: str) -> Path:
+    """Return a path in a run directory for the output of a command.
+
+    Raises:
+        ValueError: it is a symbolic link out of the directory, through which a stranger's run could replace any file.
+    """
+    out = directory / name
+    try:
+        check_inside(out, directory)
+    except OSError as error:
+        raise ValueError(f"{out} must not be written: it is {reason_of(error)}; choose a path with --out") from error
+    return out
 
 
 def open_dataset(run: TrainedRun, options: Any, split: str | None = None) -> Dataset:
@@ -132,9 +169,13 @@ def open_dataset(run: TrainedRun, options: Any, split: str | None = None) -> Dat
         if not (name == "folder" or is_image_folder(name)):
             raise ValueError(f"--on-error applies to directories of images, and the data set is {name!r}: leave it out")
         fields["on_error"] = options.on_error
-    split = split or options.split
     if not name:
         raise ValueError(f"{run.path} does not name its data set: choose one with --data")
+    if options.split is not None:
+        splits = find_spec("folder" if is_image_folder(name) else name).splits
+        if options.split not in splits:
+            raise ValueError(f"--split of {name} must be {join_quoted(splits)}, got {options.split!r}")
+    split = split or options.split
     if options.data is None and split in (None, "test"):
         if options.on_error is not None and not spec.recipe.test_data:
             spec = dataclasses.replace(spec, data_options=fields)

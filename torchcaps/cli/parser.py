@@ -17,6 +17,7 @@ from typing import Any, Literal, NoReturn
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, set_parsing_settings
 
+from torchcaps._core.validation import type_hints
 from torchcaps.cli.command_line import NO_VALUE, CommandLine, flag_of
 from torchcaps.cli.console import ExitCode, escape_control
 from torchcaps.cli.synonyms import similar_flags
@@ -207,6 +208,8 @@ class Parser(ArgumentParser):
         close, known = ([as_name(prefix + name) for name in names] for names in (close, known))
         if close:
             self.error(f"{subject}: did you mean {' or '.join(close)}?")
+        if not known:
+            self.error(f"{subject}: the {owner.removeprefix('--')} of this run has no settings; choose another one")
         if len(known) <= MAX_FLAGS_LISTED:
             self.error(f"{subject}: expected one of {', '.join(known)}")
         self.error(f"{subject}; '{self.prog} {'--help-all' if self.common else '--help'}' lists all flags")
@@ -245,7 +248,7 @@ def _as_key(similar: str, flag: str) -> str:
 
 def annotation_of(spec: Any, field: str) -> Any:
     """Return the annotation of a field of a dataclass instance."""
-    return typing.get_type_hints(type(spec))[field]
+    return type_hints(type(spec))[field]
 
 
 def field_help(cls: type, field: str) -> str:

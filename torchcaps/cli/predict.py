@@ -8,16 +8,24 @@ from typing import Any, Literal
 
 import torch
 
-from torchcaps._core.files import check_inside, reason_of
 from torchcaps._core.progress import track
 from torchcaps.cli.console import escape_control, print_table, start_table
-from torchcaps.cli.options import ON_ERROR_HELP, OnError, add_run_flags, load_runs, set_num_threads
+from torchcaps.cli.options import (
+    ON_ERROR_HELP,
+    OnError,
+    add_device_flag,
+    add_run_flags,
+    load_runs,
+    output_path,
+    set_num_threads,
+)
 from torchcaps.cli.parser import Parser
 from torchcaps.data import DataError
 from torchcaps.data.datasets.folder import IMAGE_SUFFIXES, find_image_files
 from torchcaps.data.images import MAX_MEGAPIXELS
 from torchcaps.training.figures import draw_prediction, write_image
-from torchcaps.training.inference import Prediction, TrainedRun, predict
+from torchcaps.training.inference import TrainedRun
+from torchcaps.training.prediction import Prediction, predict
 
 __all__ = ["make_predict_parser", "predict_command"]
 
@@ -31,7 +39,7 @@ DESCRIPTION = (
     "subdirectories, in alphabetical order."
 )
 EXAMPLES = (
-    "torchcaps predict runs/capsnet_small-digits-1 photo.jpg",
+    "torchcaps predict runs/capsnet_digits-digits-1 photo.jpg",
     "torchcaps predict runs/my_images-1 ./new_images --csv > predictions.csv",
     "torchcaps predict runs/my_images-1 *.png --json",
     "torchcaps predict model.onnx photo.jpg",
@@ -86,6 +94,7 @@ def make_predict_parser() -> Parser:
     parser.add_argument("--max-megapixels", type=float, default=MAX_MEGAPIXELS, help=text)
     parser.add_argument("--on-error", type=OnError, default="skip", help=ON_ERROR_HELP)
     add_run_flags(parser, "1")
+    add_device_flag(parser)
     return parser
 
 
@@ -125,13 +134,7 @@ def _write_all_figures(run: TrainedRun, predictions: list[Prediction], out: Path
 
 def _default_output(run: TrainedRun) -> Path:
     """Return ``predictions`` in the run directory, or next to an ONNX file; raise a ValueError if it is a link."""
-    directory = run.path.parent if run.path.is_file() else run.path
-    out = directory / "predictions"
-    try:
-        check_inside(out, directory)
-    except OSError as error:
-        raise ValueError(f"{out} must not be written: it is {reason_of(error)}; use --out DIRECTORY") from error
-    return out
+    return output_path(run.path.parent if run.path.is_file() else run.path, "predictions")
 
 
 def _figure_names(predictions: list[Prediction]) -> list[str]:

@@ -11,7 +11,15 @@ from typing import Any, NoReturn
 
 from torchcaps.bench.images import train_baseline
 from torchcaps.cli.command_line import TRUST_FLAG
-from torchcaps.cli.console import ExitCode, escape_control, percent, print_table, print_text, start_table
+from torchcaps.cli.console import (
+    ExitCode,
+    escape_control,
+    exit_code_of,
+    percent,
+    print_table,
+    print_text,
+    start_table,
+)
 from torchcaps.data import DataError
 from torchcaps.training import TrainResult
 from torchcaps.training.config import RunSpec
@@ -79,7 +87,7 @@ def run_training(
         _exit(str(error), ExitCode.FAILURE, not report_to_launcher(error))
     except (ValueError, TypeError, DataError) as error:
         is_first_on_machine = os.environ.get("LOCAL_RANK", "0") == "0"
-        _exit(str(error), ExitCode.USAGE, not report_to_launcher(error) and is_first_on_machine)
+        _exit(str(error), exit_code_of(error), not report_to_launcher(error) and is_first_on_machine)
     except KeyboardInterrupt:
         _exit("interrupted; checkpoints saved before are intact", ExitCode.INTERRUPTED, is_main)
     except Exception as error:  # unexpected
@@ -107,7 +115,7 @@ def exit_on_error(work: Callable[[], object]) -> None:
     except RunError as error:
         _exit(str(error), ExitCode.FAILURE, True)
     except (ValueError, TypeError, DataError) as error:
-        _exit(str(error), ExitCode.USAGE, True)
+        _exit(str(error), exit_code_of(error), True)
     except KeyboardInterrupt:
         _exit("interrupted; repeat the command to continue from what was saved", ExitCode.INTERRUPTED, True)
 
@@ -172,6 +180,9 @@ def _print_test_results(result: TrainResult) -> None:
         table.add_row(f"{weights}{mark}", *(cells[heading] for heading in headings[1:]))
     print("Test set (not used for any choice):")
     print_table(table)
+    if len(result.test_results) > 1:
+        print_text("* the weights that predict and evaluate use unless --weights is given.")
+        print()
     if unbalanced:
         print_text("balanced: mean of the accuracies per class, since the test set has more images of some classes.")
         print()
@@ -179,13 +190,19 @@ def _print_test_results(result: TrainResult) -> None:
 
 def _print_comparison(result: TrainResult, compared: TrainResult) -> None:
     """Print the test accuracy of a run next to that of a baseline with the same data and time."""
-    numeric = ("accuracy", "epochs", "seconds")
-    table = start_table("run", "accuracy", "95 % interval", "epochs", "seconds", right=numeric)
+    numeric = ("accuracy", "balanced", "epochs", "seconds")
+    headings = ["run", "accuracy", "95 % interval", "epochs", "seconds"]
+    unbalanced = result.test is not None and result.test.is_unbalanced
+    if unbalanced:
+        headings.insert(2, "balanced")
+    table = start_table(*headings, right=numeric)
     for each in (result, compared):
-        accuracy, interval = "no test set", ""
+        cells = {"accuracy": "no test set"}
         if each.test is not None:
             low, high = each.test.interval
-            accuracy, interval = percent(each.test.accuracy), f"{100 * low:.2f} to {100 * high:.2f} %"
-        table.add_row(each.path.name, accuracy, interval, f"{each.epochs:.4g}", f"{each.seconds:.0f}")
+            cells = {"accuracy": percent(each.test.accuracy), "balanced": percent(each.test.balanced_accuracy)}
+            cells["95 % interval"] = f"{100 * low:.2f} to {100 * high:.2f} %"
+        cells |= {"run": each.path.name, "epochs": f"{each.epochs:.4g}", "seconds": f"{each.seconds:.0f}"}
+        table.add_row(*(cells.get(heading, "") for heading in headings))
     print("Compared with the baseline, trained for the same time:")
     print_table(table)

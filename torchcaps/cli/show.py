@@ -1,12 +1,14 @@
 """``torchcaps list`` and ``torchcaps show``."""
 
 import dataclasses
+import fnmatch
 import json
 from typing import Any
 
 import torch
 from rich.console import Console
 
+from torchcaps._core.machine import native_bfloat16
 from torchcaps._core.serialize import to_plain
 from torchcaps.cli.command_line import CommandLine, append_working_directory, flag_of
 from torchcaps.cli.console import print_table, print_text, start_table, terminal_width
@@ -34,13 +36,16 @@ def list_command(arguments: list[str]) -> None:
         "List the models with paper, data set, number of parameters (and as published) and routing.",
         examples=["torchcaps list tsai2020 --json"],
     )
-    text = "list models with this text in their name, paper or data set (default: all)"
+    text = "list models with this text, or matching wildcards such as 'tsai2020_*', in name, paper or data set"
+    text += " (default: all)"
     parser.add_argument("pattern", nargs="?", default="", help=text)
     parser.add_argument("--json", action="store_true", help="print JSON")
     options, _ = parser.parse(arguments)
     pattern = options.pattern.lower()
     rows = [_model_row(name) for name in list_models()]
-    rows = [row for row in rows if any(pattern in row[key].lower() for key in ("name", "paper", "data"))]
+    wildcards = pattern if any(character in pattern for character in "*?[") else f"*{pattern}*"
+    keys = ("name", "paper", "data")
+    rows = [row for row in rows if any(fnmatch.fnmatchcase(row[key].lower(), wildcards) for key in keys)]
     if not rows:
         parser.error(f"no model has {options.pattern!r} in its name, paper or data set; 'torchcaps list' shows all")
     if options.json:
@@ -159,7 +164,28 @@ def _print_memory(model: Network, summary: ModelSummary, memory: dict[str, Train
         layers = [layer for layer in model.modules() if isinstance(layer, CapsuleLayer) and layer.streamed == "auto"]
         if layers:
             print_text(describe_auto(any(kernel_is_fast(layer.weight) for layer in layers)))
+    if advice := precision_advice(summary):
+        print_text(advice)
     print_text(f"Default recipe: {_recipe_text(model.recipe)}.")
+
+
+def precision_advice(summary: ModelSummary, features: str | None = None) -> str | None:
+    """Return a recommendation of bfloat16, or ``None`` if it would not be faster.
+
+    The routing stays in float32, so that the layers without votes must be at least half of the arithmetic.
+
+    Args:
+        summary: the model.
+        features: see `torchcaps._core.machine.native_bfloat16`.
+    """
+    native = native_bfloat16(features)
+    outside = sum(row.multiply_adds for row in summary.rows if not row.votes)
+    if native is None or 2 * outside < summary.multiply_adds:
+        return None
+    return (
+        f"This processor multiplies bfloat16 natively ({native}) and {outside / summary.multiply_adds:.0%} of the "
+        "multiply-adds are outside of capsule layers: train with --precision bf16-mixed."
+    )
 
 
 def _recipe_text(recipe: Recipe) -> str:

@@ -35,7 +35,7 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     "--resume": ("checkpoint", "ckpt", "ckpt-path", "continue", "restore"),
     "--seed": ("random-state", "random-seed", "manual-seed", "rng-seed", "s"),
     "--class-weights": ("class-weight", "weights-per-class", "balanced"),
-    "--on-error": ("skip-broken", "skip-errors", "strict", "ignore-errors"),
+    "--on-error": ("broken", "skip-broken", "skip-errors", "strict", "ignore-errors"),
     "--quiet": ("silent", "no-progress", "no-verbose"),
     "--json": ("as-json", "output-json", "format"),
     "--eval-weights ema": ("ema", "model-ema"),
@@ -53,17 +53,24 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
 def similar_flags(flag: str, known: Collection[str]) -> list[str]:
     """Return up to two flags that an unknown one may mean: those with that meaning elsewhere, else similar names.
 
+    Dashes, and the owner of a nested flag such as ``--data.size``, do not count as similar.
+
     Args:
         flag: the unknown flag, ``--learning-rate`` or ``-b``.
         known: the flags of the command.
 
     >>> similar_flags("--learning-rate", ["--lr", "--lr-schedule"]), similar_flags("--gpu", ["--device", "--epochs"])
     (['--lr'], ['--device cuda'])
+    >>> similar_flags("--epohcs", ["--epochs", "--out"]), similar_flags("--bogus", ["--epochs", "--out"])
+    (['--epochs'], [])
     """
-    name = flag.lstrip("-").lower().replace("-", "")
+    owner, _, field = flag.lower().rpartition(".")
+    name = field.lstrip("-").replace("-", "")
     meant = [
         other
         for other, names in SYNONYMS.items()
         if other.partition(" ")[0] in known and name in (n.replace("-", "") for n in names)
     ]
-    return (meant or difflib.get_close_matches(flag, known, n=2, cutoff=0.65))[:2]
+    by_field = {other.rpartition(".")[2].lstrip("-"): other for other in known if other.rpartition(".")[0] == owner}
+    close = difflib.get_close_matches(field.lstrip("-"), by_field, n=2, cutoff=0.65)
+    return (meant or [by_field[other] for other in close])[:2]

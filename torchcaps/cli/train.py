@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from torchcaps._core.registry import UntrustedCodeError, check_name
+from torchcaps._core.registry import UntrustedCodeError, check_name, is_import_path
 from torchcaps._core.validation import FieldError
 from torchcaps.cli.command_line import (
     TRUST_FLAG,
@@ -34,7 +34,8 @@ from torchcaps.cli.train_parser import (
     make_train_parser,
     model_flag,
 )
-from torchcaps.data.registry import is_image_folder
+from torchcaps.data import Folder
+from torchcaps.data.registry import DATASETS, is_image_folder
 from torchcaps.models.recipe import LossConfig, OptimizerConfig, Recipe
 from torchcaps.models.registry import ModelEntry, find_model
 from torchcaps.training.config import RunSpec
@@ -43,9 +44,9 @@ from torchcaps.training.settings_file import RESOURCES, check_registered, limit_
 
 __all__ = ["train_command"]
 
-COMMAND_LINE_ONLY = (TRUST_FLAG, "--resume", "--config", "--compare", "--quiet", "--json")  # never read from a file
+# Never read from a file.
+COMMAND_LINE_ONLY = (TRUST_FLAG, "--resume", "--config", "--out", "--compare", "--quiet", "--json")
 SIZE_FIELDS = ("image", "classes", "n_objects")  # of the model; they follow the data unless given
-ADAMW_WEIGHT_DECAY = 0.01  # torch's default
 
 
 def train_command(arguments: list[str]) -> None:
@@ -146,6 +147,11 @@ def _config_line(path: str, trusted: bool) -> CommandLine:
 def _model_and_folder(line: CommandLine) -> tuple[ModelEntry, str | None]:
     """Return the model and the directory of images that the positional arguments and ``--model`` name."""
     folder = next((argument for argument in line.positionals if is_image_folder(argument)), None)
+    others = [argument for argument in line.positionals if argument != folder and is_image_folder(argument)]
+    if others:
+        raise ValueError(
+            f"expected one directory of images, with one subdirectory per class, got {folder!r} and {others[0]!r}"
+        )
     names = [argument for argument in line.positionals if argument != folder]
     names += [name for flag, name in line.flags if flag == "--model" and name is not None]
     if len(names) > 1:
@@ -153,7 +159,20 @@ def _model_and_folder(line: CommandLine) -> tuple[ModelEntry, str | None]:
     if names and (os.sep in names[0] or names[0].startswith((".", "~"))):
         raise ValueError(f"{names[0]} is neither an existing directory nor the name of a model (see 'torchcaps list')")
     use_folder = folder is not None or line.get("--data") == "folder" or is_image_folder(line.get("--data"))
+    if "--model" not in line and names:
+        return _find_positional(names[0]), folder
     return find_model(names[0] if names else IMAGE_FOLDER_MODEL if use_folder else DEFAULT_MODEL), folder
+
+
+def _find_positional(name: str) -> ModelEntry:
+    """Return the model that a positional argument names; the error says that it is not a directory or is a data set."""
+    try:
+        return find_model(name)
+    except ValueError as error:
+        if is_import_path(name):
+            raise
+        hint = f"is a data set: --data {name}" if name in DATASETS else "is not an existing directory either"
+        raise ValueError(f"{error} ({name!r} {hint})") from error
 
 
 def _run_spec(entry: ModelEntry, folder: str | None, options: Any, given: set[str], flags: dict[str, str]) -> RunSpec:
@@ -184,10 +203,10 @@ def _run_spec(entry: ModelEntry, folder: str | None, options: Any, given: set[st
             for (o, field), flag in NESTED_FLAGS.items()
             if o == name and flag in given
         }
-        if fields.get("name") == "adamw" and spec.recipe.optimizer.name != "adamw":
-            fields.setdefault("weight_decay", ADAMW_WEIGHT_DECAY)
         if fields:
-            changes[name] = dataclasses.replace(getattr(spec.recipe, name), **fields)
+            config = getattr(spec.recipe, name)
+            is_optimizer = isinstance(config, OptimizerConfig)
+            changes[name] = config.replace(**fields) if is_optimizer else dataclasses.replace(config, **fields)
     return spec.replace_recipe(**changes)
 
 
@@ -201,6 +220,8 @@ def _set_folder_options(data_options: dict[str, Any], options: Any, data: str) -
             raise ValueError(f"--{flag} applies to directories of images, and the data set is {data!r}: leave it out")
         if data_options.setdefault(field, value) != value:
             raise ValueError(f"--{flag} and --data.{flag_of(field)[2:]} contradict each other: give one of them")
+    if data == "folder" or is_image_folder(data):
+        Folder(**data_options)  # raises if a field is invalid
 
 
 def _absolute(path: str) -> str:
@@ -213,12 +234,16 @@ def _errors_by_flag(entry: ModelEntry, flags: dict[str, str], line: CommandLine)
     owners = {"optimizer": OptimizerConfig.__name__, "loss": LossConfig.__name__}
     by_field = {(owners[owner], field): flag for (owner, field), flag in NESTED_FLAGS.items()}
     by_field |= {(type(entry.spec).__name__, field): flag for field, flag in flags.items()}
+    by_field |= {(Folder.__name__, "size"): "--image-size" if "--image-size" in line else "--data.size"}
     try:
         yield
     except FieldError as error:
         flag = by_field.get((error.owner, error.field))
         if flag is None and error.owner in (RunSpec.__name__, Recipe.__name__):
             flag = flag_of(error.field)
+        if flag is None:  # of a routing, schedule or data set: --lr-schedule.warmup
+            nested = [name for name, _ in line.flags if name.partition(".")[2] == flag_of(error.field)[2:]]
+            flag = nested[0] if len(nested) == 1 else None
         raise ValueError(f"{line.describe(flag)} {error.problem}" if flag else str(error)) from error
 
 

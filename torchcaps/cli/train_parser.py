@@ -32,7 +32,7 @@ __all__ = [
     "train_help",
 ]
 
-DEFAULT_MODEL, IMAGE_FOLDER_MODEL = "capsnet_small", "capsnet_images"
+DEFAULT_MODEL, IMAGE_FOLDER_MODEL = "capsnet_digits", "capsnet_images"
 OPTIONS = ("data_options", "test_options")
 OPTION_PREFIXES = {"data_options": "--data.", "test_options": "--test-data."}
 DATA_FIELDS = ("data", "test_data", "augmentation")
@@ -69,9 +69,10 @@ COMMON_FLAGS = (
     "--resume",
 )
 DESCRIPTION = (
-    "Train a model: by default a small CapsNet on the embedded digits, in about a minute. Settings that are not given "
-    "are those of the model's recipe, which follows its paper. Ctrl-C saves a checkpoint and stops; --resume RUN "
-    "continues bit-exactly. All settings can also be in a YAML file, --config FILE; each run writes one, config.yaml."
+    "Train a model: by default a small capsule network on the embedded digits, in some minutes. Settings that are "
+    "not given are those of the model's recipe, which follows its paper. Ctrl-C saves a checkpoint and stops; "
+    "--resume RUN continues bit-exactly. All settings can also be in a YAML file, --config FILE; each run writes one, "
+    "config.yaml."
 )
 EXAMPLES = (
     "torchcaps train",
@@ -80,7 +81,7 @@ EXAMPLES = (
     "torchcaps train sabour2017_mnist --epochs 10 --val-fraction 0.1",
     "torchcaps train --model tsai2020_cifar10 --routing em --routing.iterations 3 --lr 0.01 --lr-schedule one_cycle",
     "torchcaps train --optimizer adamw --weight-decay 0.01 --lr-schedule cosine --lr-schedule.warmup 0.1",
-    "torchcaps train --resume runs/capsnet_small-digits-1 --epochs 40",
+    "torchcaps train --resume runs/capsnet_digits-digits-1 --epochs 80",
 )
 
 

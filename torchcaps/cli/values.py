@@ -30,6 +30,8 @@ __all__ = [
     "union_members",
 ]
 
+# Other names of values of flags, for the suggestions in errors.
+VALUE_SYNONYMS = {"gpu": "cuda", "metal": "mps", "fp32": "32-true", "bf16": "bf16-mixed", "amp": "bf16-mixed"}
 NONE_WORDS = ("null", "none", "~")
 
 
@@ -124,7 +126,8 @@ def default_text(value: Any) -> str:
 
 def _suggestion(annotation: Any, value: str) -> str:
     choices = [str(c) for option in union_members(annotation) for c in typing.get_args(option) if isinstance(c, str)]
-    close = difflib.get_close_matches(value, choices, n=1)
+    meant = VALUE_SYNONYMS.get(value.lower(), value.lower())
+    close = difflib.get_close_matches(meant, choices, n=1)
     return f" (did you mean {close[0]}?)" if close else ""
 
 

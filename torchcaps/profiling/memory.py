@@ -27,7 +27,7 @@ from torchcaps.votes.dispatch import VotePath
 if TYPE_CHECKING:
     from torchcaps.models.network import Network
 
-__all__ = ["AllocationRecorder", "Heap", "TrainingMemory", "estimate_memory"]
+__all__ = ["AllocationRecorder", "Heap", "TrainingMemory", "estimate_memory", "forward_memory"]
 
 Module = TypeVar("Module", bound=nn.Module)
 Event = tuple[int, int | None]  # (block, bytes) for an allocation, (block, None) for its release
@@ -47,6 +47,12 @@ class TrainingMemory:
         step: largest total size of the tensors of a step: batch, saved activations, gradients.
         total: memory of the process for all of these, including fragmentation and a safety factor.
         votes: size of all vote tensors of the batch if they were stored.
+
+    >>> import torchcaps
+    >>> from torchcaps.profiling import estimate_memory
+    >>> memory = estimate_memory(torchcaps.create_model("capsnet_small"), batch_size=64)
+    >>> isinstance(memory, TrainingMemory), memory.weights
+    (True, 5122880)
     """
 
     weights: int
@@ -103,6 +109,21 @@ def estimate_memory(
         total=weights + optimizer + int(factor * (peak - weights - optimizer)),
         votes=sum(layer_votes.n_bytes for layer_votes in votes.values()),
     )
+
+
+def forward_memory(model: "Network", batch_size: int) -> int:
+    """Return the largest total size of the tensors of a forward pass without gradients, in bytes, without weights.
+
+    Args:
+        model: the model, on the meta device.
+        batch_size: images per forward pass.
+    """
+    recorder = AllocationRecorder()
+    for tensor in (*model.parameters(), *model.buffers()):
+        recorder.ignore(tensor)
+    with torch.no_grad(), recorder:
+        model(torch.empty(batch_size, *model.spec.image, device="meta"))
+    return _peak_of_tensors(recorder.events.copy())
 
 
 class _LayerVotes(NamedTuple):

@@ -35,6 +35,12 @@ class LayerRow:
         parameters: number of parameters, including frozen ones.
         multiply_adds: multiply-adds of a forward pass.
         votes: number of elements of the vote tensor; 0 for other layers.
+
+    >>> import torchcaps
+    >>> from torchcaps.profiling import summarize
+    >>> row = summarize(torchcaps.create_model("capsnet_small")).rows[0]
+    >>> isinstance(row, LayerRow), row.output
+    (True, (64, 20, 20))
     """
 
     name: str
@@ -47,7 +53,14 @@ class LayerRow:
 
 @dataclass(frozen=True)
 class ModelSummary:
-    """Layers of a model in order. ``str(summary)`` is a table."""
+    """Layers of a model in order. ``str(summary)`` is a table.
+
+    >>> import torchcaps
+    >>> from torchcaps.profiling import summarize
+    >>> summary = summarize(torchcaps.create_model("capsnet_small"))
+    >>> summary.parameters == sum(row.parameters for row in summary.rows)
+    True
+    """
 
     title: str
     rows: tuple[LayerRow, ...]
