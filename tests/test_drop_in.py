@@ -69,7 +69,7 @@ def test_one_file_adds_a_routing_a_model_a_data_set_and_an_analysis(tmp_path: Pa
     """In one process: Python, command line, and the tests of every routing, model, data set and analysis."""
     project = make_project(tmp_path / "project")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    environment |= {"PYTHONPATH": str(project), "OMP_NUM_THREADS": "1"}
+    environment |= {"PYTHONPATH": str(project), "OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     command = [sys.executable, "-m", "tests.drop_in.use", *sorted(FAILING)]
     run = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True)
     output = run.stdout[-5000:] + run.stderr[-3000:]

@@ -12,6 +12,7 @@ from PIL import Image
 
 from tests.cli.commands import run_command, usage_error
 from tests.data.writers import dsprites
+from tests.sampling import sample
 from torchcaps import analysis
 from torchcaps._core.stats import wilson_interval
 from torchcaps.analysis import ANALYSES, list_analyses
@@ -84,7 +85,7 @@ def untitled_axes(figure: Figure) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("name", list_analyses())
+@pytest.mark.parametrize("name", sample(list_analyses(), 6, seed=1))
 def test_every_analysis_prints_a_table_and_writes_a_figure(
     name: str,
     runs: dict[str, str],

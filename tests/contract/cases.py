@@ -184,7 +184,8 @@ def over(
         n: size of the sample of the product. The sample contains each routing variant, and each algorithm with each
             combination of factors and with each geometry and pose, even if these are more than ``n``. Default: the
             product.
-        pairs: False for expensive tests: the sample contains each variant and each factor once, not their combinations.
+        pairs: False for expensive tests: the sample contains each geometry with each combination of factors, but not
+            each variant.
         seed: seed of the sample.
         factors: for each further argument of the test its values, by name.
     """
@@ -196,7 +197,7 @@ def over(
             lambda row: (row[0].name.partition("[")[0], row[0].geometry, row[0].pose),
         ]
         if not pairs:
-            keys = [lambda row: row[0].name, lambda row: (row[0].geometry, *(name for name, _ in row[1:]))]
+            keys = [lambda row: (row[0].geometry, *(name for name, _ in row[1:]))]
         product = covering_sample(product, n, keys, seed)
     rows = [(case, *(value for _, value in options)) for case, *options in product]
     ids = ["-".join([case.id, *(name for name, _ in options)]) for case, *options in product]

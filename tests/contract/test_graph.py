@@ -25,7 +25,7 @@ def fresh_compiler():
     torch.compiler.reset()
 
 
-@over(GRAPH_CASES, n=14, pairs=False, streamed={"stored": False, "streamed": True})
+@over(GRAPH_CASES, n=8, pairs=False, streamed={"stored": False, "streamed": True})
 def test_compile_without_graph_breaks(case: Case, streamed: bool) -> None:
     layer, children = case.layer(streamed), case.children()
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
@@ -35,7 +35,7 @@ def test_compile_without_graph_breaks(case: Case, streamed: bool) -> None:
         assert relative_rms(found[f"_orig_mod.{name}" if f"_orig_mod.{name}" in found else name], gradient) < CLOSE
 
 
-@over(GRAPH_CASES, n=14, pairs=False, seed=3, streamed={"stored": False, "streamed": True})
+@over(GRAPH_CASES, n=8, pairs=False, seed=3, streamed={"stored": False, "streamed": True})
 def test_export_with_dynamic_batch(case: Case, streamed: bool) -> None:
     layer, children = case.layer(streamed), case.children(batch=3)
     batch = torch.export.Dim("batch", min=1, max=64)
@@ -67,7 +67,7 @@ class EveryLayerKind(nn.Module):
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"] if all_cases() else ["aot_eager"])
 def test_every_layer_kind_compiled(backend: str) -> None:
-    """Inductor compiles for many seconds; without `--all-cases` it is tested with single layers, see test_streaming."""
+    """Inductor compiles for many seconds; without `--all-cases` it is tested with one layer, see test_streaming."""
     model = EveryLayerKind().double()
     images, labels = torch.rand(3, 1, 12, 12, dtype=torch.float64), torch.tensor([0, 4, 2])
     compiled = torch.compile(model, fullgraph=True, backend=backend)

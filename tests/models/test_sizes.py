@@ -8,6 +8,7 @@ import torch
 
 import torchcaps
 from tests.models.narrow import EVERY, narrow
+from tests.sampling import covering_sample
 from tests.tolerances import assert_finite
 from torchcaps import create_model
 from torchcaps.models.registry import MODELS
@@ -16,14 +17,19 @@ from torchcaps.models.registry import MODELS
 SIZES = [((1, 20, 20), 2), ((4, 64, 64), 196), ((2, 33, 46), 7)]
 
 
+def sampled_sizes() -> list[tuple[str, tuple[int, int, int], int]]:
+    """Return each model with one of the sizes, or with every size if all cases run."""
+    cases = [(name, *size) for name in torchcaps.list_models() for size in SIZES]
+    return covering_sample(cases, 0, [lambda case: case[0], lambda case: case[1]])
+
+
 @functools.cache
 def min_side(name: str) -> int:
     """Return the side of the smallest square image of a model."""
     return MODELS.get(name).spec.min_image_side()
 
 
-@pytest.mark.parametrize(("image", "classes"), SIZES, ids=["small", "large", "odd"])
-@EVERY
+@pytest.mark.parametrize(("name", "image", "classes"), sampled_sizes())
 def test_other_image_sizes_at_full_width(name: str, image: tuple[int, int, int], classes: int) -> None:
     """On the meta device: every layer fits its input, and the output has the new shape."""
     with torch.device("meta"):

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
+from tests.sampling import sample
 from tests.tolerances import SAME, relative_rms
 from tests.training.tiny import NO_FIGURES_VARIABLE, SIGNAL_VARIABLE
 from torchcaps.cli import main
@@ -80,34 +81,46 @@ def assert_same_run(path: Path, expected: Path) -> None:
     assert {**test, "loss": 0} == {**expected_test, "loss": 0}  # counts, confusion matrix, correctness of each image
 
 
-@pytest.mark.timeout(1_200)  # twelve processes import torch, which takes long on a busy machine
-def test_a_run_of_two_processes_survives_signals(tmp_path: Path, one_process: Path) -> None:
-    """One run is stopped in three ways and resumed; its result is that of one process without interruption.
-
-    A command returns only if all of its processes have exited, so that no worker survives a killed launcher.
-    """
-    path = tmp_path / "run"
-    resume = ["train", "--resume", str(path), "--trust-remote-code"]
-
-    killed = run(TORCHCAPS, *FLAGS, "--devices", "2", "--out", str(path), test_signal="0 6 SIGKILL parent")
+def check_killed_launcher(path: Path, start: list[str]) -> None:
+    killed = run(TORCHCAPS, *start, test_signal="0 6 SIGKILL parent")
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert saved_state(path)["step"] == 6  # the end of the first epoch
 
-    lost = run(TORCHCAPS, *resume, test_signal="1 14 SIGKILL self")
+
+def check_lost_worker(path: Path, start: list[str]) -> None:
+    lost = run(TORCHCAPS, *start, test_signal="1 14 SIGKILL self")
     assert lost.returncode == 128 + signal.SIGKILL, lost.stderr
     (message,) = lost.stderr.splitlines()  # one for all processes
     assert "process 1 of 2" in message
     assert "SIGKILL" in message
-    assert lost.stdout.count(f"resuming {path}") == 1  # only one process prints
+    assert lost.stdout.count(f"{path}") == 1  # only one process prints
     assert saved_state(path)["step"] == 12
 
-    # Data workers, which are in the group of processes that the agent signals, do not end before the checkpoint.
-    stopped = run(TORCHCAPS, *resume, "--num-workers", "1", test_signal="0 18 SIGTERM parent")
+
+def check_stopped_launcher(path: Path, start: list[str]) -> None:
+    """Data workers, which are in the group of processes that the agent signals, do not end before the checkpoint."""
+    stopped = run(TORCHCAPS, *start, "--num-workers", "1", test_signal="0 18 SIGTERM parent")
     assert stopped.returncode == 128 + signal.SIGTERM, stopped.stderr
     assert stopped.stderr.count("torchcaps train --resume") == 1
     assert saved_state(path)["stop_reason"] == "interrupted"
     assert f"step {saved_state(path)['step']}" in stopped.stderr
 
+
+STOPS = [check_killed_launcher, check_lost_worker, check_stopped_launcher]
+
+
+@pytest.mark.timeout(1_200)  # twelve processes import torch, which takes long on a busy machine
+def test_a_run_of_two_processes_survives_signals(tmp_path: Path, one_process: Path) -> None:
+    """One run is stopped and resumed, in three ways with `--all-cases`; its result is that of one process.
+
+    A command returns only if all of its processes have exited, so that no worker survives a killed launcher.
+    """
+    path = tmp_path / "run"
+    resume = ["train", "--resume", str(path), "--trust-remote-code"]
+    start = [*FLAGS, "--devices", "2", "--out", str(path)]
+    for check in sample(STOPS, 1, seed=1):
+        check(path, start)
+        start = resume
     resumed = run(TORCHRUN, *resume)
     assert resumed.returncode == 0, resumed.stderr
     assert_same_run(path, one_process)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.sampling import sample
 from tests.training.helpers import (
     assert_bit_equal,
     last_checkpoint,
@@ -17,6 +18,7 @@ from tests.training.helpers import (
     metrics_without_time,
     small_spec,
 )
+from tests.training.killed import KILLS
 from tests.training.tiny import CHOI
 from torchcaps.training import RunError, RunInterrupted, resume, train
 from torchcaps.training.checkpoint import read_checkpoint
@@ -29,13 +31,17 @@ from torchcaps.training.trainer import Trainer
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_run_killed_twenty_times_is_bit_equal(tmp_path: Path) -> None:
-    """SIGKILL at twenty points, in epochs, evaluations and writes, with dropout, batch norm and augmentation."""
+def test_run_killed_again_and_again_is_bit_equal(tmp_path: Path) -> None:
+    """SIGKILL at eight points, twenty with `--all-cases`, in epochs, evaluations and writes.
+
+    The run has dropout, batch norm and augmentation.
+    """
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "tests.training.killed", str(tmp_path)]
     run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
-    assert run.stdout.split() == ["20", "20"], run.stderr  # all kills took place
+    expected = str(len(sample(KILLS, 8)))
+    assert run.stdout.split() == [expected, expected], run.stderr  # all kills took place
     complete, killed = (
         read_checkpoint(tmp_path / name / "checkpoints/last.safetensors") for name in ("complete", "killed")
     )
