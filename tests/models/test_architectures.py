@@ -168,3 +168,16 @@ def test_sliced_shortcut_equals_strided_convolution(before: int) -> None:
         block.float()(last).sum().backward()
         assert last.grad is not None
         assert_finite(last.grad)
+
+
+def test_hidden_units_of_the_plain_cnn_read_all_positions() -> None:
+    """An average over positions is invariant to their order; the units before the class layer are not."""
+    images = torch.zeros(2, 1, 32, 32)
+    images[0, :, 10:13, 10:13], images[1, :, 18:21, 18:21] = 1, 1  # moved by two pixels of the last grid
+    for features, invariant in (((), True), ((6,), False)):
+        torch.manual_seed(0)
+        model = torchcaps.create_model("cnn_images", image=(1, 32, 32), channels=(4, 4), features=features).eval()
+        first, second = model(images).scores
+        assert (relative_rms(first, second) < 1e-5) == invariant, features
+    hidden = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    assert [layer.in_features for layer in hidden] == [4 * 8 * 8, 6]

@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from torchcaps.data.registry import find_spec
+from torchcaps.models import create_model
 from torchcaps.papers import find_paper, list_papers
 from torchcaps.papers.measures.cost import epoch_seconds, routing_seconds, step_seconds
+from torchcaps.papers.sabour2017.pose import NETS
 from torchcaps.reproduce.scales import Scale, run_spec
 from torchcaps.reproduce.schema import Measurement, Run
 from torchcaps.routing import EM, Dynamic, InvertedAttention, Quadratic
@@ -310,3 +312,13 @@ def test_chen2019_models() -> None:
         assert (run["model"], run["decoder"]) == (model, decoder)
     measurement = source_of("chen2019", "blackbox", "FC G-CapsNets*", "attacked")
     assert (measurement.runs["source"].model, measurement.runs["net"].model) == ("chen2019_lenet", "chen2019_fc_mnist")
+
+
+def test_networks_that_pose_compares_have_equally_many_parameters() -> None:
+    counts = {}
+    for label, run in NETS.items():
+        spec = run_spec(run, "cpu")
+        model = create_model(spec.model, recipe=spec.recipe, image=(1, 64, 64), classes=3, **spec.model_options)
+        counts[label] = model.n_parameters
+    largest, smallest = max(counts.values()), min(counts.values())
+    assert largest < 1.02 * smallest, counts

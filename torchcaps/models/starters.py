@@ -97,6 +97,8 @@ class PlainCNN(ModelSpec):
 
     Args:
         channels: channels of each block.
+        features: units of hidden fully-connected layers with ReLU. If there are any, they read the channels at all
+            positions instead of their averages.
     """
 
     presets = ("paper",)
@@ -104,6 +106,7 @@ class PlainCNN(ModelSpec):
 
     image: Image = (3, 32, 32)
     channels: tuple[int, ...] = (32, 64, 128)
+    features: tuple[int, ...] = ()
 
     def build_network(self) -> ConvNetwork:
         """Build the layers in the order of the class docstring."""
@@ -113,8 +116,12 @@ class PlainCNN(ModelSpec):
             layers.batch_norm()
             layers.relu()
             layers.max_pool(2)
-        layers.avg_pool()
+        if not self.features:
+            layers.avg_pool()
         layers.flatten()
+        for index, features in enumerate(self.features, start=1):
+            layers.linear(f"fc{index}", features)
+            layers.relu()
         layers.linear("classes", self.classes)
         return ConvNetwork(self, layers)
 

@@ -3,7 +3,6 @@
 from typing import Any
 
 from torchcaps.analysis.pose import FACTORS
-from torchcaps.models.recipe import OptimizerConfig
 from torchcaps.models.schedules import OneCycle
 from torchcaps.papers.measures.pose import measure_pose
 from torchcaps.reproduce.schema import Cell, Claim, Item, Measurement, Run, TableRow
@@ -20,22 +19,7 @@ CAPSNET = Run(
     CPU,
     LONG,
 )
-CNN = Run(
-    "sabour2017_cnn_affnist",
-    {
-        **SPRITES,
-        "width": 16,
-        "features": 22,
-        "dropout": 0.0,
-        "test_data": "",
-        "optimizer": OptimizerConfig("adamw", 2e-3, weight_decay=0.05),
-        "batch_size": 64,
-        "epochs": 60,
-        "steps": None,
-    },
-    CPU,
-    LONG,
-)
+CNN = Run("cnn_images", {**SPRITES, "channels": (24, 32, 40, 48), "features": (16,)}, CPU, LONG)
 NETS = {
     "dynamic routing": CAPSNET.replace(routing=Dynamic(3)),
     "inverted attention": CAPSNET.replace(routing=InvertedAttention(2)),
@@ -98,8 +82,9 @@ POSE = Item(
     notes=(
         "The paper's abstract says that the activity vector of a capsule represents the instantiation parameters of "
         "its entity; it measures none. Rows, data set and score are ours.",
-        "The CNN has as many parameters as the capsule networks, and its last hidden layer has 22 units; a class "
-        "capsule has 16 numbers. An untrained network has initial weights and the batch statistics of training images.",
+        "The CNN has as many parameters as the capsule networks, convolutions with batch normalisation as well, and a "
+        "hidden layer of 16 units that reads all positions; a class capsule has 16 numbers. An untrained network has "
+        "initial weights and the batch statistics of training images.",
         "Test images have the held-out values of all factors, training images of none. One probe per shape; "
         "orientation modulo 90 degrees for squares, 180 for ellipses and 360 for hearts, as cosine and sine of the "
         "multiplied angle.",
