@@ -76,13 +76,17 @@ LAYERS = {
     "many_classes": (Wiring(512), 4, 4, 1000, 4, 32),
     "one_image": (Wiring(6), 1, 1, 2, 1, 1),
 }
+MANY = {
+    "many_children": (Wiring(2**16 + 1), 1, 8, 10, 16, 2),
+    "many_parents": (Wiring(8), 1, 8, support.MAX_PARENTS, 256, 2),
+}
 
 
 def record_launches(
     kind: type[Reduction], layer: str, dtype: torch.dtype, patch: pytest.MonkeyPatch, bias: bool = True
 ) -> list[Launch]:
     """Return the launches of forward and backward; tensors are on the meta device."""
-    wiring, rows, columns, parents, outs, batch = LAYERS[layer]
+    wiring, rows, columns, parents, outs, batch = (LAYERS | MANY)[layer]
     launches: list[Launch] = []
     patch.setattr(launch, "run", launches.append)
 
@@ -163,7 +167,7 @@ def test_kernels_compile_within_the_limits_of_each_gpu(
         assert shared <= MAX_SHARED_BYTES, name
 
 
-@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("layer", LAYERS | MANY)
 def test_launches_cover_all_lanes_slots_and_parents(layer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Grids within CUDA's limits, offsets inside of a block within int32."""
     for kind in KINDS:
@@ -177,6 +181,8 @@ def test_launches_cover_all_lanes_slots_and_parents(layer: str, monkeypatch: pyt
             if call.kernel == "weight_gradient":
                 assert call.grid[0] == sizes["n_slots"] * constants["PARTS"]
                 assert call.grid[2] * sizes["blocks_per_split"] * constants["BS"] >= rows
+            elif call.kernel == "pose_gradient":
+                assert call.grid[0] // constants["TYPES"] * constants["BS"] >= rows
             else:
                 assert call.grid[0] * constants["BS"] >= rows
             if call.kernel.startswith("attend"):

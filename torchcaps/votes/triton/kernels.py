@@ -218,12 +218,13 @@ def pose_gradient(
     """Store the gradient of the children ``[B, H, W, TYPES, A * X]``; see `vote_gradient` for its arguments.
 
     A row is a child position instead of a lane: it gathers the gradient of every window that reads it, so that no two
-    programs write to one child. Grid: child positions of all images, child types.
+    programs write to one child. Grid: child positions of all images times child types, on the one axis that CUDA does not
+    limit to 65,535 programs.
     """
-    index, line, row_exists = locate_rows(tl.program_id(0), n_positions, A, BS, BA)
-    position = tl.program_id(0) * BS + index
-    kind = tl.program_id(1)
-    first_image = tl.program_id(0) * BS // (H * W)
+    block, kind = tl.program_id(0) // TYPES, tl.program_id(0) % TYPES
+    index, line, row_exists = locate_rows(block, n_positions, A, BS, BA)
+    position = block * BS + index
+    first_image = block * BS // (H * W)
     first = first_image.to(tl.int64) * (L0 * L1)
     image, row, column = position // (H * W), position // W % H, position % W
     x = tl.arange(0, BX)
@@ -236,8 +237,8 @@ def pose_gradient(
         is_read = row_exists & (top + P0 >= 0) & (left + P1 >= 0) & (site_row < L0) & (site_column < L1)
         is_read = is_read & (site_row * S0 == top + P0) & (site_column * S1 == left + P1)
         lane = ((image - first_image) * L0 + site_row) * L1 + site_column
-        for block in range((J + BJ - 1) // BJ):
-            parent, out, column_exists = locate_columns(block, J, Y, BJ, BY)
+        for parents in range((J + BJ - 1) // BJ):
+            parent, out, column_exists = locate_columns(parents, J, Y, BJ, BY)
             gradient = vote_gradient(
                 pose, weight, bias, pairs, factor, other_pairs, other, slot_step, n_slots, slot,
                 first, lane, image, top, left, line, is_read, parent, out, column_exists,

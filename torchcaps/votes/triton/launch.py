@@ -234,7 +234,7 @@ class _Layer:
         blocks = self._blocks(n_positions, product=True)
         arguments = {**tensors, "pose_grad": pose_grad, "n_positions": n_positions, **self._sizes()}
         del arguments["n_lanes"]
-        grid = (-(-n_positions // blocks["BS"]), self.types, 1)
+        grid = (-(-n_positions // blocks["BS"]) * self.types, 1, 1)
         self._launch("pose_gradient", grid, arguments, {"FORM": form, "CELLS": self.cells, **blocks})
         return pose_grad
 

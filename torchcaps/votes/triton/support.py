@@ -17,6 +17,7 @@ __all__ = ["has_triton", "has_triton_for", "triton_supports"]
 DEVICES = ("cuda",)
 DTYPES = (torch.float32, torch.bfloat16)
 MIN_CAPABILITY = (7, 5)  # the oldest GPU that the kernels are compiled for in the tests
+MAX_PARENTS = 2**16 - 1  # programs on an axis of a grid that is not the first
 MAX_SIZE = 256  # columns of a child's pose or of a vote: a tile has them all
 
 
@@ -57,6 +58,7 @@ def triton_supports(
         and all(_is_plain(tensor, pose) for tensor in tensors)
         and weight.dim() == 4
         and max(weight.shape[1] // wiring.children_per_slot, weight.shape[3]) <= MAX_SIZE
+        and weight.shape[2] <= MAX_PARENTS
         and (bias is None or math.prod(bias.shape[:-3]) == math.prod(wiring.sites[: bias.dim() - 3]) == 1)
         and all(tensor.numel() > 0 for tensor in tensors)
         and not torch.compiler.is_compiling()
