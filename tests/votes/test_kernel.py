@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from tests.sampling import all_cases, sample
-from tests.tolerances import SAME, relative_rms
+from tests.tolerances import SAME, STREAMED, relative_rms
 from torchcaps import Capsules
 from torchcaps._core.files import STAGING_PREFIX
 from torchcaps._core.machine import processor_features
 from torchcaps.nn import CapsuleLayer, ConvCapsules, DenseCapsules
 from torchcaps.routing import EM, Dynamic, InvertedAttention, Routing
 from torchcaps.votes.cpu import build
+from torchcaps.votes.dispatch import override_thresholds
 
 CLOSE = SAME[torch.float64]
 INSTRUCTION_SETS = {"sse2": ("-march=x86-64",), "avx2": ("-march=x86-64", "-mavx2", "-mfma")}
@@ -154,3 +155,25 @@ def test_narrow_registers_give_the_same_values_and_gradients() -> None:
                     results.append([parents, leaf.grad, *(p.grad for p in layer.parameters() if p.grad is not None)])
                 for actual, expected in zip(*results, strict=True):
                     assert relative_rms(actual, expected) < CLOSE, (routing, pose, dim)
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no compiler")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("max_lanes", [16, 256])
+def test_children_of_any_dimension_and_any_number_of_lanes(dtype: torch.dtype, max_lanes: int) -> None:
+    """Blocks of 16, 8, 4 and single values are read by different code; the last chunk has fewer lanes than the others."""
+    for dim, pose in [*((d, "vector") for d in (1, 3, 4, 7, 8, 12, 16, 19, 35)), *((d * d, "matrix") for d in (2, 4, 6))]:
+        for routing in (InvertedAttention(2), EM(2)):
+            parent_dim = dim if pose == "matrix" else 5
+            layer = ConvCapsules(5, dim, 3, parent_dim, 3, 2, padding=1, routing=routing, pose=pose, dtype=dtype)  # type: ignore[arg-type]
+            children = Capsules(torch.randn(5, 5, 4, 5, dim, dtype=dtype), torch.rand(5, 5, 4, 5, dtype=dtype))
+            results, direction = {}, torch.randn(parent_dim, dtype=dtype)
+            for streamed in (False, True):
+                layer.streamed = streamed
+                inputs = [children.pose.clone().requires_grad_(), *layer.parameters()]
+                with override_thresholds(MAX_CHUNK_LANES=max_lanes):
+                    parents = layer(Capsules(inputs[0], children.activation)).pose
+                    gradients = torch.autograd.grad((parents @ direction).sum(), inputs, allow_unused=True)
+                results[streamed] = [parents, *(g for g in gradients if g is not None)]
+            for found, expected in zip(results[True], results[False], strict=True):
+                assert relative_rms(found, expected) < STREAMED[dtype], (dim, routing)

@@ -35,10 +35,10 @@ constexpr int BYTES = 16, REGISTERS = 16;
 #endif
 constexpr int TILE = REGISTERS / 2;  // accumulators; the other registers contain operands
 
-template <class T>
+template <class T, int Size = BYTES / sizeof(T)>
 struct Vector {
-  static constexpr int N = BYTES / sizeof(T);
-  typedef T Type __attribute__((vector_size(BYTES), aligned(BYTES), may_alias));
+  static constexpr int N = Size;
+  typedef T Type __attribute__((vector_size(Size * sizeof(T)), aligned(Size * sizeof(T)), may_alias));
 };
 
 typedef int32_t Ints __attribute__((vector_size(BYTES)));
@@ -74,6 +74,20 @@ inline V folded(V a, V b, std::index_sequence<L...>) {
   constexpr int N = sizeof...(L);
   return __builtin_shufflevector(a, b, (L % (2 * Half) < Half ? L : N + L - Half)...) +
          __builtin_shufflevector(a, b, (L % (2 * Half) < Half ? L + Half : N + L)...);
+}
+
+// Two registers as one of twice the size.
+template <class V, size_t... L>
+inline auto concatenated(V a, V b, std::index_sequence<L...>) {
+  return __builtin_shufflevector(a, b, L...);
+}
+
+// Exchange the second half of each 2 * Half values of `a` with the first one of `b`; return the new `a` (0) or `b` (1).
+template <class V, int Half, int Which, size_t... L>
+inline V exchanged(V a, V b, std::index_sequence<L...>) {
+  constexpr int N = sizeof...(L);
+  if constexpr (Which == 0) return __builtin_shufflevector(a, b, (L & Half ? N + L - Half : L)...);
+  else return __builtin_shufflevector(a, b, (L & Half ? N + L : L + Half)...);
 }
 
 template <class V, int N, int Half = N / 2>
@@ -123,6 +137,12 @@ template <class T>
 class Runner {
   using V = typename Vector<T>::Type;
   static constexpr int N = Vector<T>::N;
+  template <int R>
+  using Size = std::integral_constant<int, R>;
+  template <int TA, int TY, int TB>
+  using Tile = V[TA][TY][TB];  // rows, columns, vectors of lanes
+  template <int TA, int TY, int TB>
+  struct Shape {};
 
  public:
   explicit Runner(const Pass& pass)
@@ -133,6 +153,7 @@ class Runner {
         Y(p.outs),
         D(A * Y),
         nb(p.chunk / N) {
+    const int64_t nb = p.chunk / N;
     positions.resize(p.cells * p.chunk);
     const int64_t more = p.kind == FIT ? 3 * J * D + 3 * J + 2 * BLOCK : 0;
     const int64_t rows = 2 * BLOCK * A * X + 4 * J * D + D + 3 * BLOCK * J + more;
@@ -196,15 +217,14 @@ class Runner {
   // Once per chunk: the window positions of each lane, and the parents' panels.
   void enter(int64_t end) {
     used = std::min(p.chunk, end - start);
-    outside = false;
+    nb = (used + N - 1) / N;
     const int64_t n_sites = p.sites[0] * p.sites[1];
     for (int64_t cell = 0; cell < p.cells; ++cell)
-      for (int64_t lane = 0; lane < used; ++lane) {
+      for (int64_t lane = 0; lane < nb * N; ++lane) {
         const int64_t image = (start + lane) / n_sites, site = (start + lane) % n_sites;
         const int64_t row = site / p.sites[1] * p.stride[0] - p.before[0] + cell / p.kernel[1];
         const int64_t column = site % p.sites[1] * p.stride[1] - p.before[1] + cell % p.kernel[1];
-        const bool inside = row >= 0 && row < p.grid[0] && column >= 0 && column < p.grid[1];
-        outside |= !inside;
+        const bool inside = lane < used && row >= 0 && row < p.grid[0] && column >= 0 && column < p.grid[1];
         positions[cell * p.chunk + lane] =
             inside ? image * p.steps[0] + row * p.steps[1] + column * p.steps[2] : int64_t(-1);
       }
@@ -330,16 +350,8 @@ class Runner {
         });
         softmax();
         for (k = 0; k < n; ++k) through_softmax(c[k], dc[k], l[k], J, nb);
-        visit([&](int64_t offset) {
-          return [=, query = first + offset, g = G + offset, own = c[k] + parent * nb, slope = l[k] + parent * nb,
-                  of_query = sum + offset, of_vote = dv + offset - parent * D * nb, Y = Y, nb = nb](auto& vote, int64_t b) {
-            each_vote(vote, [&](int64_t row, int w, V v) {
-              const int64_t at = row * nb + b + w;
-              of_query[at] += slope[b + w] * v;
-              of_vote[at] = own[b + w] * g[at] + slope[b + w] * query[at];
-            }, Y);
-          };
-        }, true);
+        accumulate(l, sum);
+        push_products(c, G, l, first);
         break;
     }
     if (of_result && p.pairs_grad)
@@ -380,16 +392,10 @@ class Runner {
     if (p.constant) measure();
     assign();
     for (k = 0; k < n; ++k) weigh(c[k], l[k], dc[k], act[k], mass, J, nb);
-    visit([&](int64_t offset) {
-      return [=, mean = sum + offset, squares = other + offset, part = l[k] + parent * nb, rest = dc[k] + parent * nb,
-              Y = Y, nb = nb](auto& vote, int64_t b) {
-        each_vote(vote, [&](int64_t row, int w, V v) {
-          const int64_t at = row * nb + b + w;
-          const V apart = v - mean[at];
-          mean[at] += part[b + w] * apart;
-          squares[at] += rest[b + w] * apart * apart;
-        }, Y);
-      };
+    visit_pairs(sum, other, l, dc, [](V v, V part, V rest, V& mean, V& squares) {
+      const V apart = v - mean;
+      mean += part * apart;
+      squares += rest * apart * apart;
     });
   }
 
@@ -534,27 +540,145 @@ class Runner {
     });
   }
 
-  // Add all votes, weighted by the coefficient of slot and parent, to a panel of parents.
+  // Add all votes, weighted by the coefficient of slot and parent, to a panel of parents. A tile of the panel stays in
+  // registers for all slots of the block.
   void accumulate(V* const* coefficients, V* to) {
-    visit([&](int64_t offset) {
-      return [=, own = coefficients[k] + parent * nb, sums = to + offset, Y = Y, nb = nb](auto& vote, int64_t b) {
-        each_vote(vote, [&](int64_t row, int w, V v) { sums[row * nb + b + w] += own[b + w] * v; }, Y);
-      };
-    });
+    for (parent = 0; parent < J; ++parent)
+      each_tile([&](int64_t a, int64_t y, auto shape) {
+        const V *inputs[BLOCK], *own[BLOCK];
+        for (int64_t of = 0; of < n; ++of)
+          inputs[of] = u[of] + a * X * nb, own[of] = coefficients[of] + parent * nb;
+        const T* weight = static_cast<const T*>(p.weight) + slot * X * J * Y + parent * Y + y;
+        const T* bias = p.bias ? static_cast<const T*>(p.bias) + (slot * J + parent) * D + a * Y + y : nullptr;
+        with_columns(shape, [&](auto x_size) {
+          sum_tile<decltype(x_size)::value>(shape, inputs, own, weight, bias, to + (parent * D + a * Y + y) * nb, n, X,
+                                            J * Y, J * D, Y, nb);
+        });
+      });
   }
 
-  // dv = c x, then the gradients of weights and children.
-  void push_products(V* const* c, const V* x) {
+  // Update two panels of parents with all votes: function(vote, left and right value of slot and parent, values of the
+  // panels). Tiles of both panels stay in registers for all slots of the block.
+  template <class F>
+  void visit_pairs(V* one, V* two, V* const* left, V* const* right, F function) {
+    for (parent = 0; parent < J; ++parent)
+      each_tile([&](int64_t a, int64_t y, auto shape) {
+        const V *inputs[BLOCK], *lefts[BLOCK], *rights[BLOCK];
+        for (int64_t of = 0; of < n; ++of)
+          inputs[of] = u[of] + a * X * nb, lefts[of] = left[of] + parent * nb, rights[of] = right[of] + parent * nb;
+        const T* weight = static_cast<const T*>(p.weight) + slot * X * J * Y + parent * Y + y;
+        const T* bias = p.bias ? static_cast<const T*>(p.bias) + (slot * J + parent) * D + a * Y + y : nullptr;
+        const int64_t at = (parent * D + a * Y + y) * nb;
+        with_columns(shape, [&](auto x_size) {
+          pair_tile<decltype(x_size)::value>(shape, inputs, lefts, rights, weight, bias, one + at, two + at, n, X, J * Y,
+                                             J * D, Y, nb, function);
+        });
+      });
+  }
+
+  template <int XS, int TA, int TY, int TB, class F>
+  __attribute__((noinline)) static void pair_tile(Shape<TA, TY, TB>, const V* const* u, const V* const* left,
+                                                  const V* const* right, const T* weight, const T* bias, V* one, V* two,
+                                                  int64_t n, int64_t X, int64_t step, int64_t bias_step, int64_t Y,
+                                                  int64_t nb, F function) {
+    constexpr int HY = TY > 1 ? TY / 2 : 1;  // three values per vote are in registers
+    if (XS) X = XS;
+    for (int y = 0; y < TY; y += HY)
+      for (int64_t b = 0; b < nb; ++b) {
+        V first[TA][HY], second[TA][HY];
+        for (int h = 0; h < TA; ++h)
+          for (int i = 0; i < HY; ++i) {
+            const int64_t at = (h * Y + y + i) * nb + b;
+            first[h][i] = one[at], second[h][i] = two[at];
+          }
+        const T* factor = weight + y;
+        for (int64_t k = 0; k < n; ++k) {
+          const V* from = u[k] + b;
+          V vote[TA][HY];
+          for (int h = 0; h < TA; ++h)
+            for (int i = 0; i < HY; ++i) vote[h][i] = V{} + (bias ? bias[k * bias_step + h * Y + y + i] : T(0));
+#pragma GCC unroll 8
+          for (int64_t x = 0; x < (XS ? XS : X); ++x, from += nb, factor += step)
+            for (int h = 0; h < TA; ++h)
+              for (int i = 0; i < HY; ++i) vote[h][i] += from[h * X * nb] * factor[i];
+          const V l = left[k][b], r = right[k][b];
+          for (int h = 0; h < TA; ++h)
+            for (int i = 0; i < HY; ++i)
+              function(vote[h][i], l, r, first[h][i], second[h][i]);
+        }
+        for (int h = 0; h < TA; ++h)
+          for (int i = 0; i < HY; ++i) {
+            const int64_t at = (h * Y + y + i) * nb + b;
+            one[at] = first[h][i], two[at] = second[h][i];
+          }
+      }
+  }
+
+  // to += Σ c (Σ_x u[a][x] W[x][y] + bias[a][y]) over the slots.
+  template <int XS, int TA, int TY, int TB>
+  __attribute__((noinline)) static void sum_tile(Shape<TA, TY, TB>, const V* const* u, const V* const* c,
+                                                 const T* weight, const T* bias, V* to, int64_t n, int64_t X,
+                                                 int64_t step, int64_t bias_step, int64_t Y, int64_t nb) {
+    int64_t b = 0;
+    for (; b + TB <= nb; b += TB) sum_lanes<TA, TY, TB, XS>(u, c, weight, bias, to, n, X, step, bias_step, Y, nb, b);
+    if constexpr (TB > 1)
+      for (; b < nb; ++b) sum_lanes<TA, TY, 1, XS>(u, c, weight, bias, to, n, X, step, bias_step, Y, nb, b);
+  }
+
+  template <int TA, int TY, int TB, int XS>
+  static inline __attribute__((always_inline)) void sum_lanes(const V* const* u, const V* const* c, const T* weight,
+                                                              const T* bias, V* to, int64_t n, int64_t X, int64_t step,
+                                                              int64_t bias_step, int64_t Y, int64_t nb, int64_t b) {
+    if (XS) X = XS;
+    Tile<TA, TY, TB> sum;
+    for (int h = 0; h < TA; ++h)
+      for (int i = 0; i < TY; ++i)
+        for (int w = 0; w < TB; ++w) sum[h][i][w] = to[(h * Y + i) * nb + b + w];
+    for (int64_t k = 0; k < n; ++k) {
+      const V* from = u[k] + b;
+      V own[TB];
+      for (int w = 0; w < TB; ++w) own[w] = c[k][b + w];
+#pragma GCC unroll 8
+      for (int64_t x = 0; x < (XS ? XS : X); ++x, from += nb, weight += step)
+        for (int h = 0; h < TA; ++h)
+          for (int w = 0; w < TB; ++w) {
+            const V weighted = own[w] * from[h * X * nb + w];
+            for (int i = 0; i < TY; ++i) sum[h][i][w] += weighted * weight[i];
+          }
+      if (!bias) continue;
+      for (int h = 0; h < TA; ++h)
+        for (int i = 0; i < TY; ++i)
+          for (int w = 0; w < TB; ++w) sum[h][i][w] += own[w] * bias[k * bias_step + h * Y + i];
+    }
+    for (int h = 0; h < TA; ++h)
+      for (int i = 0; i < TY; ++i)
+        for (int w = 0; w < TB; ++w) to[(h * Y + i) * nb + b + w] = sum[h][i][w];
+  }
+
+  // dv = c x (+ l y), then the gradients of weights and children.
+  void push_products(V* const* c, const V* x, V* const* l = nullptr, const V* y = nullptr) {
     for (parent = 0; parent < J; ++parent)
       for (k = 0; k < n; ++k) {
-        products(c[k] + parent * nb, x + parent * D * nb, dv, D, nb);
+        const int64_t at = parent * D * nb;
+        if (l) products(c[k] + parent * nb, x + at, l[k] + parent * nb, y + at, dv, D, nb);
+        else products(c[k] + parent * nb, x + at, dv, D, nb);
         push();
       }
   }
 
   static void products(const V* c, const V* x, V* to, int64_t D, int64_t nb) {
-    for (int64_t row = 0; row < D; ++row, x += nb, to += nb)
-      for (int64_t b = 0; b < nb; ++b) to[b] = c[b] * x[b];
+    for (int64_t b = 0; b < nb; ++b) {
+      const V own = c[b];
+      for (int64_t at = b; at < D * nb; at += nb) to[at] = own * x[at];
+    }
+  }
+
+  static void products(const V* c, const V* x, const V* l, const V* y, V* to, int64_t D, int64_t nb) {
+    for (int64_t b = 0; b < nb; ++b) {
+      const V own = c[b], slope = l[b];
+#pragma GCC unroll 4
+      for (int64_t at = b; at < D * nb; at += nb) to[at] = own * x[at] + slope * y[at];
+    }
   }
 
   // c = softmax of l over the parents.
@@ -563,33 +687,53 @@ class Runner {
   }
 
   static void softmax_of(const V* logits, V* to, int64_t J, int64_t nb, bool leak) {
-    for (int64_t b = 0; b < nb; ++b) {
-      V most = leak ? V{} : logits[b];
-      for (int64_t j = 0; j < J; ++j) most = logits[j * nb + b] > most ? logits[j * nb + b] : most;
-      V total = leak ? exp_of(-most) : V{};
-      for (int64_t j = 0; j < J; ++j) {
-        const V power = exp_of(logits[j * nb + b] - most);
-        to[j * nb + b] = power;
-        total += power;
-      }
-      const V share = T(1) / total;
-      for (int64_t j = 0; j < J; ++j) to[j * nb + b] *= share;
-    }
+    each_group(nb, [=](int64_t b, auto size) {
+      constexpr int W = decltype(size)::value;
+      V most[W], total[W];
+      for (int w = 0; w < W; ++w) most[w] = leak ? V{} : logits[b + w];
+      for (int64_t j = 0; j < J; ++j)
+        for (int w = 0; w < W; ++w) {
+          const V own = logits[j * nb + b + w];
+          most[w] = own > most[w] ? own : most[w];
+        }
+      for (int w = 0; w < W; ++w) total[w] = leak ? exp_of(-most[w]) : V{};
+      for (int64_t j = 0; j < J; ++j)
+        for (int w = 0; w < W; ++w) {
+          const V power = exp_of(logits[j * nb + b + w] - most[w]);
+          to[j * nb + b + w] = power;
+          total[w] += power;
+        }
+      for (int w = 0; w < W; ++w) total[w] = T(1) / total[w];
+      for (int64_t j = 0; j < J; ++j)
+        for (int w = 0; w < W; ++w) to[j * nb + b + w] *= total[w];
+    });
   }
 
   // dl = c (dc - Σ c dc)
   static void through_softmax(const V* c, const V* dc, V* dl, int64_t J, int64_t nb) {
-    for (int64_t b = 0; b < nb; ++b) {
-      V mean{};
-      for (int64_t j = 0; j < J; ++j) mean += c[j * nb + b] * dc[j * nb + b];
-      for (int64_t j = 0; j < J; ++j) dl[j * nb + b] = c[j * nb + b] * (dc[j * nb + b] - mean);
-    }
+    each_group(nb, [=](int64_t b, auto size) {
+      constexpr int W = decltype(size)::value;
+      V mean[W] = {};
+      for (int64_t j = 0; j < J; ++j)
+        for (int w = 0; w < W; ++w) mean[w] += c[j * nb + b + w] * dc[j * nb + b + w];
+      for (int64_t j = 0; j < J; ++j)
+        for (int w = 0; w < W; ++w) {
+          const int64_t at = j * nb + b + w;
+          dl[at] = c[at] * (dc[at] - mean[w]);
+        }
+    });
+  }
+
+  // Call a function with (first vector of lanes, their number), a constant: independent operations hide their latency.
+  template <class F>
+  static void each_group(int64_t nb, F function) {
+    int64_t b = 0;
+    for (; b + 4 <= nb; b += 4) function(b, Size<4>());
+    for (; b < nb; ++b) function(b, Size<1>());
   }
 
   // Tiles of votes in registers -----------------------------------------------------------------------------------
 
-  template <int TA, int TY, int TB>
-  using Tile = V[TA][TY][TB];  // rows, columns, vectors of lanes
 
   // Call a function with (pose component, vector of lanes, vote) for all votes of a tile.
   template <int TA, int TY, int TB, class F>
@@ -616,40 +760,53 @@ class Runner {
   void visit(F make, bool pushing = false) {
     for (parent = 0; parent < J; ++parent)
       for (k = 0; k < n; ++k) {
-        if (A == 1) {
-          int64_t y = 0;
-          for (; y + TILE / 2 <= Y; y += TILE / 2) tile<1, TILE / 2, 2>(0, y, make);
-          for (; y + 2 <= Y; y += 2) tile<1, 2, 2>(0, y, make);
-          for (; y < Y; ++y) tile<1, 1, 1>(0, y, make);
-        } else {
-          int64_t a = 0;
-          for (; a + 4 <= A; a += 4) row_tiles<4>(a, make);
-          for (; a + 2 <= A; a += 2) row_tiles<2>(a, make);
-          for (; a < A; ++a) row_tiles<1>(a, make);
-        }
+        each_tile([&](int64_t a, int64_t y, auto shape) { tile(a, y, shape, make); });
         if (pushing) push();
       }
   }
 
+  // Call a function with (first row, first column, shape) of each tile of a vote.
+  template <class F>
+  inline void each_tile(F function) const {
+    if (A == 1) {
+      int64_t y = 0;
+      for (; y + TILE / 2 <= Y; y += TILE / 2) function(0, y, Shape<1, TILE / 2, 2>());
+      for (; y + 2 <= Y; y += 2) function(0, y, Shape<1, 2, 2>());
+      for (; y < Y; ++y) function(0, y, Shape<1, 1, 1>());
+    } else {
+      int64_t a = 0;
+      for (; a + 4 <= A; a += 4) each_column_tile<4>(a, function);
+      for (; a + 2 <= A; a += 2) each_column_tile<2>(a, function);
+      for (; a < A; ++a) each_column_tile<1>(a, function);
+    }
+  }
+
   template <int TA, class F>
-  inline void row_tiles(int64_t a, F& make) {
+  inline void each_column_tile(int64_t a, F& function) const {
     constexpr int TY = std::min(4, TILE / TA);
     int64_t y = 0;
-    for (; y + TY <= Y; y += TY) tile<TA, TY, 1>(a, y, make);
-    for (; y + 2 <= Y; y += 2) tile<TA, 2, 1>(a, y, make);
-    for (; y < Y; ++y) tile<TA, 1, 1>(a, y, make);
+    for (; y + TY <= Y; y += TY) function(a, y, Shape<TA, TY, 1>());
+    for (; y + 2 <= Y; y += 2) function(a, y, Shape<TA, 2, 1>());
+    for (; y < Y; ++y) function(a, y, Shape<TA, 1, 1>());
+  }
+
+  // Call a function with X as a constant, so that loops are unrolled, if it is common; otherwise with 0.
+  template <int TA, int TY, int TB, class F>
+  inline void with_columns(Shape<TA, TY, TB>, F function) const {
+    constexpr bool WHOLE = TA * TY * TB == TILE;
+    constexpr int FIXED_X = WHOLE && TA == 4 ? 4 : WHOLE && TA == 1 ? 8 : 0;  // of Tsai 2020, and of Sabour 2017
+    if (FIXED_X && X == FIXED_X) function(Size<FIXED_X>());
+    else function(Size<0>());
   }
 
   template <int TA, int TY, int TB, class F>
-  inline void tile(int64_t a, int64_t y, F& make) {
+  inline void tile(int64_t a, int64_t y, Shape<TA, TY, TB> shape, F& make) {
     const T* bias = p.bias ? static_cast<const T*>(p.bias) + ((slot + k) * J + parent) * D + a * Y + y : nullptr;
-    constexpr bool WHOLE = TA * TY * TB == TILE;
-    constexpr int FIXED_X = WHOLE && TA == 4 ? 4 : WHOLE && TA == 1 ? 8 : 0;  // X of Tsai 2020, and of Sabour 2017
     const auto function = make((parent * D + a * Y + y) * nb);
-    if (FIXED_X && X == FIXED_X)
-      make_tile<TA, TY, TB, FIXED_X>(u[k] + a * X * nb, weight() + parent * Y + y, bias, X, J * Y, Y, nb, function);
-    else
-      make_tile<TA, TY, TB, 0>(u[k] + a * X * nb, weight() + parent * Y + y, bias, X, J * Y, Y, nb, function);
+    with_columns(shape, [&](auto x_size) {
+      make_tile<TA, TY, TB, decltype(x_size)::value>(u[k] + a * X * nb, weight() + parent * Y + y, bias, X, J * Y, Y, nb,
+                                                     function);
+    });
   }
 
   // Σ_x u[a][x] W[x][y] + bias[a][y] for all lanes of the chunk.
@@ -765,49 +922,121 @@ class Runner {
   void read() {
     T* panel = reinterpret_cast<T*>(u[k]);
     const T* pose = static_cast<const T*>(p.pose);
-    if (used < p.chunk || outside) std::memset(static_cast<void*>(u[k]), 0, sizeof(V) * A * X * nb);
-    each_read([&](int64_t offset, int64_t row, int64_t lane) { panel[row * p.chunk + lane] = pose[offset]; });
+    each_run([&](const int64_t* at, int64_t from, int64_t row, int64_t lane, auto size) {
+      constexpr int R = decltype(size)::value;
+      T* to = panel + row * nb * N + lane;
+      if constexpr (R == 1) {
+        for (int w = 0; w < N; ++w) to[w] = at[w] < 0 ? T(0) : pose[at[w] + from];
+      } else {
+        const int64_t next = from + BLOCK * p.steps[3];  // of the same positions in the next block
+        for (int w = 0; w < N; ++w) __builtin_prefetch(pose + std::max<int64_t>(0, at[w]) + next);
+        V rows[R];
+        for (int w = 0; w < R; ++w) rows[w] = joined<R>(pose + from, at + w);
+        transpose<R>(rows);
+        for (int w = 0; w < R; ++w) std::memcpy(to + w * nb * N, &rows[w], sizeof(V));
+      }
+    });
   }
 
   void write_back() {
     if (!p.pose_grad) return;
     const T* panel = reinterpret_cast<const T*>(du[k]);
     T* pose = static_cast<T*>(p.pose_grad);
-    each_read([&](int64_t offset, int64_t row, int64_t lane) { pose[offset] += panel[row * p.chunk + lane]; });
+    each_run([&](const int64_t* at, int64_t to, int64_t row, int64_t lane, auto size) {
+      constexpr int R = decltype(size)::value;
+      const T* from = panel + row * nb * N + lane;
+      if constexpr (R == 1) {
+        for (int w = 0; w < N; ++w)
+          if (at[w] >= 0) pose[at[w] + to] += from[w];
+      } else {
+        V rows[R];
+        for (int w = 0; w < R; ++w) std::memcpy(&rows[w], from + w * nb * N, sizeof(V));
+        transpose<R>(rows);
+        for (int w = 0; w < R; ++w) add_parts<R>(rows[w], pose + to, at + w);
+      }
+    });
   }
 
+  // Call a function for each block of input values and N lanes: (positions of the lanes, offset of the first value from
+  // them, row of the panel, first lane, number of values), a constant.
   template <class F>
-  inline void each_read(F function) const {
+  inline void each_run(F function) const {
     const int64_t reads = p.by_type ? p.cells : 1, own = p.columns;
     const int64_t first_cell = p.by_type ? 0 : (slot + k) / p.types, type = (slot + k) % p.types;
+    const int64_t n_runs = reads == 1 ? 1 : A, length = reads == 1 ? A * own : own;  // contiguous values
     for (int64_t cell = 0; cell < reads; ++cell)
-      for (int64_t lane = 0; lane < used; ++lane) {
-        const int64_t offset = positions[(first_cell + cell) * p.chunk + lane];
-        if (offset < 0) continue;
-        for (int64_t a = 0; a < A; ++a)
-          for (int64_t x = 0; x < own; ++x)
-            function(offset + type * p.steps[3] + a * own + x, a * X + cell * own + x, lane);
+      for (int64_t lane = 0; lane < nb * N; lane += N) {
+        const int64_t* at = &positions[(first_cell + cell) * p.chunk + lane];
+        for (int64_t run = 0; run < n_runs; ++run) {
+          const int64_t from = type * p.steps[3] + run * own, row = run * X + cell * own;
+          int64_t x = 0;
+          if constexpr (N >= 16)
+            for (; x + 16 <= length; x += 16) function(at, from + x, row + x, lane, Size<16>());
+          if constexpr (N >= 8)
+            for (; x + 8 <= length; x += 8) function(at, from + x, row + x, lane, Size<8>());
+          if constexpr (N >= 4)
+            for (; x + 4 <= length; x += 4) function(at, from + x, row + x, lane, Size<4>());
+          for (; x < length; ++x) function(at, from + x, row + x, lane, Size<1>());
+        }
       }
+  }
+
+  // A register with R values from each of the positions at[0], at[R], at[2 R]..., zeros from those that are negative.
+  template <int R, int W = N>
+  static inline typename Vector<T, W>::Type joined(const T* from, const int64_t* at) {
+    if constexpr (R == W) {
+      typename Vector<T, W>::Type values{};
+      if (*at >= 0) std::memcpy(&values, from + *at, sizeof values);
+      return values;
+    } else {
+      return concatenated(joined<R, W / 2>(from, at), joined<R, W / 2>(from, at + W / 2), std::make_index_sequence<W>());
+    }
+  }
+
+  // Add the values of a register to those positions: the inverse of `joined`.
+  template <int R>
+  static inline void add_parts(const V& values, T* to, const int64_t* at) {
+    typedef typename Vector<T, R>::Type Part;
+    for (int part = 0; part < N / R; ++part) {
+      if (at[part * R] < 0) continue;
+      Part own, sum;
+      std::memcpy(&own, reinterpret_cast<const T*>(&values) + part * R, sizeof own);
+      std::memcpy(&sum, to + at[part * R], sizeof sum);
+      sum += own;
+      std::memcpy(to + at[part * R], &sum, sizeof sum);
+    }
+  }
+
+  // Transpose the matrices of R rows and columns that the registers have side by side.
+  template <int R, int Half = R / 2>
+  static inline void transpose(V* rows) {
+    for (int w = 0; w < R; ++w) {
+      if (w & Half) continue;
+      const V a = rows[w], b = rows[w + Half];
+      rows[w] = exchanged<V, Half, 0>(a, b, std::make_index_sequence<N>());
+      rows[w + Half] = exchanged<V, Half, 1>(a, b, std::make_index_sequence<N>());
+    }
+    if constexpr (Half > 1) transpose<R, Half / 2>(rows);
   }
 
   void load_pairs(V* to, const T* from) const {  // of [lanes, I, J]
     T* panel = reinterpret_cast<T*>(to);
-    for (int64_t lane = 0; lane < p.chunk; ++lane)
+    for (int64_t lane = 0; lane < nb * N; ++lane)
       for (int64_t j = 0; j < J; ++j)
-        panel[j * p.chunk + lane] = lane < used ? from[((start + lane) * p.slots + slot + k) * J + j] : T(0);
+        panel[j * nb * N + lane] = lane < used ? from[((start + lane) * p.slots + slot + k) * J + j] : T(0);
   }
 
   void store_pairs(const V* from, T* to) const {
     const T* panel = reinterpret_cast<const T*>(from);
     for (int64_t lane = 0; lane < used; ++lane)
-      for (int64_t j = 0; j < J; ++j) to[((start + lane) * p.slots + slot + k) * J + j] = panel[j * p.chunk + lane];
+      for (int64_t j = 0; j < J; ++j) to[((start + lane) * p.slots + slot + k) * J + j] = panel[j * nb * N + lane];
   }
 
   void load_parents(V* to, const T* from, int64_t size) const {  // of [lanes, size]
     T* panel = reinterpret_cast<T*>(to);
-    for (int64_t lane = 0; lane < p.chunk; ++lane)
+    for (int64_t lane = 0; lane < nb * N; ++lane)
       for (int64_t d = 0; d < size; ++d)
-        panel[d * p.chunk + lane] = lane < used ? from[(start + lane) * size + d] : T(0);
+        panel[d * nb * N + lane] = lane < used ? from[(start + lane) * size + d] : T(0);
   }
 
   void store_parents(const V* from, T* to, int64_t size, bool add) const {
@@ -815,14 +1044,14 @@ class Runner {
     for (int64_t lane = 0; lane < used; ++lane)
       for (int64_t d = 0; d < size; ++d) {
         T& offset = to[(start + lane) * size + d];
-        offset = (add ? offset : T(0)) + panel[d * p.chunk + lane];
+        offset = (add ? offset : T(0)) + panel[d * nb * N + lane];
       }
   }
 
   const Pass& p;
-  const int64_t A, X, J, Y, D, nb;  // nb: vectors of lanes in a chunk
+  const int64_t A, X, J, Y, D;
+  int64_t nb;                       // vectors of lanes in the chunk: fewer in the last one
   int64_t start = 0, used = 0;      // first lane of the chunk, and its number of lanes
-  bool outside = false;             // whether any of its windows reads padding
   int64_t slot = 0, n = 0;          // first slot of the block, and its number of slots
   int64_t k = 0, parent = 0;        // current slot of the block and current parent
   std::vector<int64_t> positions;
