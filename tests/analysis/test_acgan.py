@@ -291,3 +291,13 @@ def test_both_networks_are_trained_by_adam_as_in_the_keras_example(float64_defau
             expected_weights[n] = expected_weights[n] - 2e-4 * mean / (square.sqrt() + 1e-7)
     for weight, expected in zip(weights, expected_weights, strict=True):
         assert relative_rms(weight, expected) < CLOSE
+
+
+def test_images_and_networks_are_on_the_given_device() -> None:
+    """Nothing is created on the CPU and mixed with tensors of a GPU, for which the meta device stands in."""
+    gan = GAN(width=NARROW, device="meta")
+    images, labels = gan.generate(2)
+    assert (images.device.type, labels.device.type) == ("meta", "meta")
+    assert {parameter.device.type for parameter in gan.discriminator.parameters()} == {"meta"}
+    with pytest.raises(RuntimeError, match="item"):  # both networks are trained; only then the losses are read
+        gan.step(torch.rand(4, 1, 28, 28, device="meta"), torch.zeros(4, dtype=torch.int64, device="meta"))

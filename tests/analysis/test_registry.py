@@ -104,3 +104,11 @@ def test_invalid_arguments_are_rejected() -> None:
         with pytest.raises(ValueError, match=message):
             call()
     assert isinstance(ANALYSES.get("dead"), Analysis)
+
+
+def test_pixels_are_on_the_device_of_the_model() -> None:
+    given = subject()
+    network = given.pixel_network()
+    given.model.to("meta")
+    batch = given.pixels(network)
+    assert {tensor.device.type for tensor in (batch.images, batch.labels)} == {"meta"}

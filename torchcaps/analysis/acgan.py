@@ -117,6 +117,7 @@ class GAN:
         classes: number of classes.
         width: factor on the numbers of channels; 1 is the published network.
         seed: seed of the initial weights.
+        device: device of both networks and of the generated images.
 
     Attributes:
         epochs: number of completed training epochs.
@@ -128,13 +129,17 @@ class GAN:
     (torch.Size([20, 1, 28, 28]), tensor([0, 0, 1, 1]))
     """
 
-    def __init__(self, classes: int = 10, width: float = 1.0, seed: int = 0) -> None:
+    def __init__(
+        self, classes: int = 10, width: float = 1.0, seed: int = 0, device: torch.device | str = "cpu"
+    ) -> None:
         if not width > 0:
             raise ValueError(f"width must be above 0, got {width}")
         self.classes, self.width, self.seed, self.epochs, self.steps = classes, width, seed, 0, 0
+        self._device = torch.device(device)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(_step_seed(seed, -1, 0))
-            self.generator, self.discriminator = Generator(classes, width), Discriminator(classes, width)
+            self.generator = Generator(classes, width).to(device)  # equal weights on each device
+            self.discriminator = Discriminator(classes, width).to(device)
         self._optimizers = tuple(
             torch.optim.Adam(network.parameters(), LR, BETAS, EPS) for network in (self.discriminator, self.generator)
         )
@@ -148,8 +153,8 @@ class GAN:
         """
         if n_per_class < 1:
             raise ValueError(f"n_per_class must be 1 or more, got {n_per_class}")
-        labels = torch.arange(self.classes).repeat_interleave(n_per_class)
-        noise = _draw_noise(len(labels), torch.Generator().manual_seed(seed))
+        labels = torch.arange(self.classes, device=self._device).repeat_interleave(n_per_class)
+        noise = _draw_noise(len(labels), torch.Generator().manual_seed(seed)).to(self._device)
         batches = zip(noise.split(batch_size), labels.split(batch_size), strict=True)
         images = torch.cat([self.generator(*batch) for batch in batches])
         return (images + 1) / 2, labels
@@ -168,13 +173,13 @@ class GAN:
         }
 
     @classmethod
-    def from_state_dict(cls, state: Mapping[str, Any]) -> "GAN":
+    def from_state_dict(cls, state: Mapping[str, Any], device: torch.device | str = "cpu") -> "GAN":
         """Restore a GAN from its `state_dict`."""
         needed = {"classes", "width", "seed", "epochs", "steps", "generator", "discriminator", "optimizers"}
         missing = needed - set(state)
         if missing:
             raise ValueError(f"state must be a GAN.state_dict(), but lacks the keys {', '.join(sorted(missing))}")
-        gan = cls(state["classes"], state["width"], state["seed"])
+        gan = cls(state["classes"], state["width"], state["seed"], device)
         gan.epochs, gan.steps = state["epochs"], state["steps"]
         gan.generator.load_state_dict(state["generator"])
         gan.discriminator.load_state_dict(state["discriminator"])
@@ -190,18 +195,18 @@ class GAN:
         """
         discriminator_optimizer, generator_optimizer = self._optimizers
         n = len(images)
-        sampled = torch.randint(self.classes, (n,))
+        sampled = torch.randint(self.classes, (n,)).to(self._device)
         with torch.no_grad():
-            generated = self.generator(_draw_noise(n), sampled)
+            generated = self.generator(_draw_noise(n).to(self._device), sampled)
         real, classes = self.discriminator(torch.cat([images, generated]))
         loss = discriminator_loss(real, classes, labels)
         discriminator_optimizer.zero_grad()
         loss.backward()
         discriminator_optimizer.step()
 
-        sampled = torch.randint(self.classes, (2 * n,))
+        sampled = torch.randint(self.classes, (2 * n,)).to(self._device)
         self.discriminator.requires_grad_(False)  # gradients pass through it to the generator
-        real, classes = self.discriminator(self.generator(_draw_noise(2 * n), sampled))
+        real, classes = self.discriminator(self.generator(_draw_noise(2 * n).to(self._device), sampled))
         generator_value = generator_loss(real, classes, sampled)
         generator_optimizer.zero_grad()
         generator_value.backward()
@@ -283,7 +288,8 @@ def train_acgan(
         raise ValueError(f"labels must have one entry per image ({len(images)}), got {list(labels.shape)}")
     if not 1 <= batch_size <= len(images):
         raise ValueError(f"batch_size must lie in 1..{len(images)}, the number of images, got {batch_size}")
-    gan = GAN(classes, width, seed) if state is None else GAN.from_state_dict(state)
+    device = images.device
+    gan = GAN(classes, width, seed, device) if state is None else GAN.from_state_dict(state, device)
     if (gan.classes, gan.width, gan.seed) != (classes, width, seed):
         raise ValueError(
             f"state is of a GAN with classes={gan.classes}, width={gan.width}, seed={gan.seed}: "
@@ -293,7 +299,7 @@ def train_acgan(
         for step in range(gan.steps, len(images) // batch_size):
             positions = torch.arange(step * batch_size, (step + 1) * batch_size)
             index = permute_indices(positions, len(images), seed, epoch)
-            with torch.random.fork_rng(devices=[]):
+            with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
                 torch.manual_seed(_step_seed(seed, epoch, step))
                 losses = gan.step(images[index].float() * 2 - 1, labels[index])
             if not all(map(math.isfinite, losses)):

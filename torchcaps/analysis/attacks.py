@@ -191,7 +191,8 @@ class _Ball:
 
     def project(self, images: Tensor, points: Tensor) -> Tensor:
         """Return the nearest admissible points."""
-        low, high, eps = (torch.as_tensor(limit, dtype=images.dtype) for limit in (self.low, self.high, self.eps))
+        limits = (self.low, self.high, self.eps)
+        low, high, eps = (torch.as_tensor(limit, dtype=images.dtype, device=images.device) for limit in limits)
         points = torch.minimum(torch.maximum(points, images - eps), images + eps)
         return torch.minimum(torch.maximum(points, low), high)
 
@@ -221,7 +222,7 @@ def _attack_batches(
         raise ValueError(f"loss must be 'cross_entropy' or 'training', got {loss!r}")
     if len(labels) != len(images):
         raise ValueError(f"labels must have one entry per image ({len(images)}), got {len(labels)}")
-    hot = multi_hot_labels(model, labels)
+    hot = multi_hot_labels(model, labels).to(images.device)
     changed = []
     with frozen(model):
         for start in range(0, len(images), batch_size):

@@ -101,7 +101,7 @@ def evaluate_predictions(
     """
     outputs = batched_outputs(model, images, batch_size=batch_size, progress=progress)
     scores = torch.cat([output.scores for output in outputs])
-    return model.is_correct(scores, labels).cpu(), model.predict_multi_hot(scores).long().cpu()
+    return model.is_correct(scores, labels.to(scores.device)).cpu(), model.predict_multi_hot(scores).long().cpu()
 
 
 def multi_hot_labels(model: Network, labels: Tensor) -> Tensor:

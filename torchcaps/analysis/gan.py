@@ -217,12 +217,13 @@ def _run(subjects: Sequence[Subject], options: GanOptions) -> GanComparison:
 
     def evaluate(epoch: int, gan: GAN) -> None:
         generated, labels = gan.generate(options.images_per_class, seed=options.seed + 1_000)
-        images = ImageSet("gan", "test", (255 * generated).round().to(torch.uint8), labels, first.classes)
-        pixels = first.pixels(reference, images).images
+        images = ImageSet("gan", "test", (255 * generated).round().to(torch.uint8).cpu(), labels.cpu(), first.classes)
+        pixels, labels, *_ = first.pixels(reference, images)
         results[epoch] = measure_generalization(networks, pixels, labels, first.batch_size, progress)
         shown = torch.cat([(labels == label).nonzero()[:N_SAMPLES_SHOWN, 0] for label in range(n_classes)])
-        samples[f"epoch {epoch}"] = (pixels[shown], labels[shown])
+        samples[f"epoch {epoch}"] = (pixels[shown].cpu(), labels[shown].cpu())
 
+    real = real.to(next(reference.parameters()).device)
     train_acgan(
         real.images / 255,
         real.labels,

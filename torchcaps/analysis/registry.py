@@ -95,16 +95,24 @@ class Subject:
     def batch(self) -> Batch:
         """Return all images as one batch, on the model's device."""
         batch = self.images if isinstance(self.images, Batch) else _concatenate(self.images)
-        return batch.to(next(self.model.parameters()).device)
+        return batch.to(self._device)
 
     def pixel_network(self) -> PixelNetwork:
         """Return the network with its preprocessing as the first layer: it takes pixels in 0..1."""
         return PixelNetwork(self.model, self.loader.pipeline, self.loader.dataset.shape)
 
     def pixels(self, network: PixelNetwork, dataset: Dataset | None = None) -> Batch:
-        """Return all images, or those of another data set, as the pixels in 0..1 that a `PixelNetwork` takes."""
+        """Return all images, or those of another data set, as the pixels in 0..1 that a `PixelNetwork` takes.
+
+        They are on the model's device.
+        """
         dataset = dataset or self.loader.dataset
-        return _concatenate(Loader(dataset, self.batch_size, pipeline=network.pipeline, train=False))
+        loader = Loader(dataset, self.batch_size, pipeline=network.pipeline, train=False)
+        return _concatenate(loader).to(self._device)
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self.model.parameters()).device
 
     def training_set(self, max_images: int | None = None) -> Dataset:
         """Return training images, at most ``max_images``."""

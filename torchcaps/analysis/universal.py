@@ -163,6 +163,7 @@ def train_universal(
     _check_images(model, images, test_images, eps, low, high)
     labels = _check_labels(model, labels, images, "labels")
     test_labels = _check_labels(model, test_labels, test_images, "test_labels")
+    labels, test_labels = labels.to(images.device), test_labels.to(images.device)
     if objective not in ("random_class", "untargeted"):
         raise ValueError(f"objective must be 'random_class' or 'untargeted', got {objective!r}")
     if iterations < 1 or eval_interval < 1:
@@ -174,11 +175,11 @@ def train_universal(
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        generator = PerturbationGenerator(model.spec.image)
+        generator = PerturbationGenerator(model.spec.image).to(images.device)
     optimizer = torch.optim.Adam(generator.parameters(), lr)
     rng = torch.Generator().manual_seed(seed + 1)
-    fixed_noise = torch.rand(1, LATENT_DIM, generator=rng)
-    low, high = (torch.as_tensor(bound, dtype=images.dtype) for bound in (low, high))
+    fixed_noise = torch.rand(1, LATENT_DIM, generator=rng).to(images.device)
+    low, high = (torch.as_tensor(bound, dtype=images.dtype, device=images.device) for bound in (low, high))
     n_classes, n_batches = model.spec.classes, len(images) // batch_size
 
     def apply(clean: Tensor, perturbation: Tensor) -> Tensor:
@@ -212,8 +213,8 @@ def train_universal(
     for step in range(n_done, iterations):
         positions = torch.arange(batch_size) + step % n_batches * batch_size
         index = permute_indices(positions, len(images), seed, step // n_batches)
-        incorrect = (labels[index] + torch.randint(1, n_classes, (batch_size,), generator=rng)) % n_classes
-        noise = torch.rand(batch_size, LATENT_DIM, generator=rng)
+        incorrect = (labels[index] + torch.randint(1, n_classes, (batch_size,), generator=rng).to(labels.device)) % n_classes
+        noise = torch.rand(batch_size, LATENT_DIM, generator=rng).to(images.device)
         with frozen(model):
             scores = model(apply(images[index], eps * generator(noise))).scores
             if objective == "random_class":
@@ -232,17 +233,17 @@ def train_universal(
         if on_step is not None:
             on_step(current_state)
     perturbation = fixed_perturbation()
-    signs = torch.randint(0, 2, model.spec.image, generator=rng) * 2 - 1
+    signs = (torch.randint(0, 2, model.spec.image, generator=rng) * 2 - 1).to(images.device)
     return UniversalPerturbation(
         eps=float(eps),
         objective=objective,
         n_images=len(test_images),
         iterations=tuple(steps),
         accuracy=tuple(accuracies),
-        perturbation=perturbation,
-        clean_accuracy=evaluate(torch.zeros(()))[0],
+        perturbation=perturbation.cpu(),
+        clean_accuracy=evaluate(images.new_zeros(()))[0],
         random_noise_accuracy=evaluate(eps * signs)[0],
-        true=test_labels.bincount(minlength=n_classes),
+        true=test_labels.cpu().bincount(minlength=n_classes),
         predicted=evaluate(perturbation)[1],
     )
 
