@@ -46,10 +46,23 @@ def test_speed() -> None:
     assert speed["dynamic-full"]["matmul_ratio"] < 8
 
 
-def test_change_of_em() -> None:
-    for row in rows("em_kernel", "change"):
+@pytest.mark.parametrize("name", ["em_kernel", "kernel_blocks"])
+def test_changes_of_the_kernel(name: str) -> None:
+    for row in rows(name, "change"):
         before, after = (f"{1e3 * row[f'{key}_seconds']:.1f} ms" for key in ("before", "after"))
         assert f"| {before} | {after} | {row['speedup']:.2f}x |" in SPEED, row["case"]
+
+
+def test_bfloat16() -> None:
+    """Steps are shorter where `torchcaps show` recommends bfloat16, and the accuracy is that of float32."""
+    for row in rows("bf16", "step"):
+        single, mixed = row["cpu_seconds"]["eager"], row["cpu_seconds"]["bf16-mixed"]
+        assert mixed < single
+        assert f"{1e3 * single:.1f} ms | {1e3 * mixed:.1f} ms | {single / mixed:.2f}x |" in SPEED, row["model"]
+    (row,) = rows("bf16", "accuracy")
+    single, mixed = row["test_accuracy"]["32-true"], row["test_accuracy"]["bf16-mixed"]
+    assert mixed > single - 0.01
+    assert f"{100 * single:.2f} % in float32 and {100 * mixed:.2f} % with bf16-mixed" in SPEED
 
 
 def test_memory() -> None:
