@@ -161,8 +161,9 @@ def test_narrow_registers_give_the_same_values_and_gradients() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("max_lanes", [16, 256])
 def test_children_of_any_dimension_and_any_number_of_lanes(dtype: torch.dtype, max_lanes: int) -> None:
-    """Blocks of 16, 8, 4 and single values are read by different code; the last chunk has fewer lanes than the others."""
-    for dim, pose in [*((d, "vector") for d in (1, 3, 4, 7, 8, 12, 16, 19, 35)), *((d * d, "matrix") for d in (2, 4, 6))]:
+    """Blocks of 16, 8, 4 and single values are read by different code; the last chunk has fewer lanes."""
+    vectors = [(dim, "vector") for dim in (1, 3, 4, 7, 8, 12, 16, 19, 35)]
+    for dim, pose in [*vectors, (4, "matrix"), (16, "matrix"), (36, "matrix")]:
         for routing in (InvertedAttention(2), EM(2)):
             parent_dim = dim if pose == "matrix" else 5
             layer = ConvCapsules(5, dim, 3, parent_dim, 3, 2, padding=1, routing=routing, pose=pose, dtype=dtype)  # type: ignore[arg-type]

@@ -213,7 +213,8 @@ def train_universal(
     for step in range(n_done, iterations):
         positions = torch.arange(batch_size) + step % n_batches * batch_size
         index = permute_indices(positions, len(images), seed, step // n_batches)
-        incorrect = (labels[index] + torch.randint(1, n_classes, (batch_size,), generator=rng).to(labels.device)) % n_classes
+        offset = torch.randint(1, n_classes, (batch_size,), generator=rng).to(labels.device)
+        incorrect = (labels[index] + offset) % n_classes
         noise = torch.rand(batch_size, LATENT_DIM, generator=rng).to(images.device)
         with frozen(model):
             scores = model(apply(images[index], eps * generator(noise))).scores

@@ -218,8 +218,8 @@ def pose_gradient(
     """Store the gradient of the children ``[B, H, W, TYPES, A * X]``; see `vote_gradient` for its arguments.
 
     A row is a child position instead of a lane: it gathers the gradient of every window that reads it, so that no two
-    programs write to one child. Grid: child positions of all images times child types, on the one axis that CUDA does not
-    limit to 65,535 programs.
+    programs write to one child. Grid: child positions of all images times child types, on the only axis that CUDA does
+    not limit to 65,535 programs.
     """
     block, kind = tl.program_id(0) // TYPES, tl.program_id(0) % TYPES
     index, line, row_exists = locate_rows(block, n_positions, A, BS, BA)
