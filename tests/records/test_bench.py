@@ -53,6 +53,14 @@ def test_changes_of_the_kernel(name: str) -> None:
         assert f"| {before} | {after} | {row['speedup']:.2f}x |" in SPEED, row["case"]
 
 
+def test_models_on_a_second_processor() -> None:
+    for row in rows("kernel_blocks", "cpu"):
+        ours, naive = (f"{1e3 * row['cpu_seconds'][key]:.1f} ms" for key in ("torchcaps", "naive"))
+        assert row["speedup"] >= 1.6
+        assert ours in SPEED
+        assert f"{naive}, {row['speedup']:.2f}x" in SPEED.replace("naive baseline ", ""), row["case"]
+
+
 def test_bfloat16() -> None:
     """Steps are shorter where `torchcaps show` recommends bfloat16, and the accuracy is that of float32."""
     for row in rows("bf16", "step"):
