@@ -27,7 +27,7 @@ def fit_is_supported(plan: ChunkPlan, inputs: Inputs) -> bool:
     """Return whether the kernel computes both steps: parents of one position compete, and it computes `SqDist`."""
     wiring, (pose, weight, bias, *arguments) = plan.wiring, inputs
     given = [tensor for tensor in arguments if tensor is not None]
-    local = wiring.competition == "local" and wiring.slot_kind == "capsule"
+    local = wiring.is_local and wiring.slot_kind == "capsule"
     return local and kernel_supports(SqDist, wiring, pose, weight, bias, *given)
 
 

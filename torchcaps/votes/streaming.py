@@ -272,7 +272,7 @@ class StreamedVotes(Votes):
 
     def attend(self, query: Tensor, leak: bool = False, through: bool = True) -> Attended:
         """Return the sum of the votes that parents attend to, in one pass if only parents of one position compete."""
-        if self._couplings or self.wiring.competition != "local":
+        if self._couplings or not self.wiring.is_local:
             return super().attend(query, leak, through)
         total = self._stream(reductions.ATTEND_VARIANTS[leak, through], self._for_parents(query))
         return Attended(total, None, None)

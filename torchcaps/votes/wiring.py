@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from torchcaps.votes.softmax import softmax_over_parents
+
 __all__ = ["Padding", "Wiring", "same_padding"]
 
 Padding = tuple[int, int, int, int]  # top, bottom, left, right
@@ -94,6 +96,12 @@ class Wiring:
     def children_per_slot(self) -> int:
         """Number of children that one slot reads."""
         return self.cells if self.slot_kind == "type" else 1
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only the parents of one position compete: also if there is one position, which reads a child once."""
+        is_single = self.sites in ((), (1, 1)) and not any(self.padding)
+        return self.competition == "local" or is_single
 
     # Definition: an index of children ----------------------------------------------------------------------
 
@@ -215,11 +223,11 @@ class Wiring:
             leak: add a competitor with logit 0 and no parent, so that the couplings of a child sum to less than 1
                 (Sabour 2017, section 7: "none of the above").
         """
-        if self.competition == "local":
+        if self.is_local:
             if not leak:
-                return logits.softmax(-1)
+                return softmax_over_parents(logits)
             zero = torch.zeros_like(logits[..., :1])
-            return torch.cat([zero, logits], dim=-1).softmax(-1)[..., 1:]
+            return softmax_over_parents(torch.cat([zero, logits], dim=-1))[..., 1:]
         child, n_children = self._child_of_slot(logits.device)
         flat = logits.flatten(1, -2)  # [B, L * I, J]
         # Shift by the child's largest logit. No gradient: the result does not depend on the shift.
@@ -241,7 +249,7 @@ class Wiring:
             logits: as in `softmax`.
             leak: add a competitor with logit 0 and no parent.
         """
-        if self.competition == "local":
+        if self.is_local:
             least, largest = logits.amin(-1, keepdim=True), logits.amax(-1, keepdim=True)
         else:
             child, n_children = self._child_of_slot(logits.device)
@@ -260,7 +268,7 @@ class Wiring:
 
     def uniform_coupling(self, n_parents: int, like: Tensor, leak: bool = False) -> Tensor:
         """Return the `softmax` of equal logits, in a shape that broadcasts to ``[B, *L, I, J]``."""
-        if self.competition == "local":
+        if self.is_local:
             return like.new_full((), 1 / (n_parents + leak))
         child, n_children = self._child_of_slot(like.device)
         n_readers = like.new_zeros(n_children).index_add(0, child, like.new_ones(()).expand(child.shape))
