@@ -4,13 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from torchcaps.capsules import Capsules
 from torchcaps.routing.base import Coefficient, Geometry, Routing, State
-from torchcaps.routing.gaussian import child_activations
+from torchcaps.routing.gaussian import effective_activations
 from torchcaps.votes import Votes
+from torchcaps.votes.base import Density
 
 __all__ = ["HeinsenEM"]
 
@@ -69,21 +71,22 @@ class HeinsenEM(Routing):
     def step(self, coefficients: Mapping[str, Tensor], votes: Votes, children: Capsules, state: State, t: int) -> State:
         """Run the E-step (except in the first iteration), then the D-step and the M-step."""
         if state.memory is None:
-            logits, coupling = None, votes.uniform(children.pose)
+            density = None
         else:
             variance, score = state.memory
             assert state.pose is not None
             constant = F.logsigmoid(score) - 0.5 * variance.log().sum(-1)  # [B, *L, J]
-            logits = constant.unsqueeze(-2) - votes.sqdist(state.pose, 0.5 / variance)
-            coupling = votes.softmax(logits)
-        available = child_activations(votes, children).unsqueeze(-1)  # [B, *L, I, 1]
-        used = coupling * available
-        # beta_use u - beta_ign (f - u), with fewer products
+            density = Density(constant, state.pose, 0.5 / variance)
+        activation = effective_activations(children)
+        shape = votes.shape[-3:-1]  # [I, J]
+        # Σ_i beta_use u - beta_ign (f - u), with fewer products
         gain = coefficients["beta_use"] + coefficients["beta_ign"]
-        score = (gain * used - coefficients["beta_ign"] * available).sum(-2)
-        weight = used / (used.sum(-2, keepdim=True) + EPS)
-        mean, squares = votes.moments(weight)
-        return self.unpack((mean, squares + EPS, score))._replace(coupling=coupling, logits=logits)
+        moments = votes.fit(activation, density, 0.0, more_mass=EPS, gain=gain.expand(shape))
+        assert moments.gained is not None
+        score = moments.gained - torch.matmul(votes.wiring.gather(activation), coefficients["beta_ign"].expand(shape))
+        variance = moments.squares / (moments.mass + EPS).unsqueeze(-1) + EPS
+        found = self.unpack((moments.mean, variance, score))
+        return found._replace(coupling=moments.coupling, logits=moments.logits)
 
     def pack(self, state: State) -> tuple[Tensor, ...]:
         """Return mean, variance and score of each parent."""

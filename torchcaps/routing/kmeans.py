@@ -11,6 +11,7 @@ from torchcaps.capsules import Capsules
 from torchcaps.functional import squash
 from torchcaps.routing.base import Routing, State, vote_limit
 from torchcaps.votes import Votes
+from torchcaps.votes.similarity import unit
 
 __all__ = ["KMeans"]
 
@@ -62,18 +63,14 @@ class KMeans(Routing):
     def step(self, coefficients: Mapping[str, Tensor], votes: Votes, children: Capsules, state: State, t: int) -> State:
         """Update the centers."""
         if state.memory is None:
-            center, squares = votes.sum(votes.uniform(children.pose)), self._squares(votes, children)
+            center, squares = votes.sum(votes.uniform(children.pose)), None
         else:
             center, squares = state.memory
-            if squares is None:
-                squares = self._squares(votes, children)
         if self.similarity == "dot":
-            center, coupling, logits = votes.attend(_unit(center))
+            found = votes.attend(unit(center, MIN_SQUARE))
         else:
-            logits = self._similarity(votes, center, squares)
-            coupling = votes.softmax(logits)
-            center = votes.sum(coupling)
-        return State(pose=squash(center), coupling=coupling, logits=logits, memory=(center, squares))
+            found, squares = votes.attend_similar(center, self.similarity, MIN_SQUARE, squares)
+        return State(squash(found.total), None, found.coupling, found.logits, memory=(found.total, squares))
 
     def pack(self, state: State) -> tuple[Tensor, ...]:
         """Return the centers."""
@@ -82,29 +79,3 @@ class KMeans(Routing):
     def unpack(self, tensors: tuple[Tensor, ...]) -> State:
         """Return the state of these centers."""
         return State(pose=squash(tensors[0]), memory=(tensors[0], None))
-
-    def _squares(self, votes: Votes, children: Capsules) -> Tensor | None:
-        """Return the squared length of each vote, of each vote minus its mean, or nothing: ``[B, *L, I, J]``."""
-        if self.similarity == "dot":
-            return None
-        squares = votes.sqnorm(children.pose)
-        if self.similarity == "pearson":
-            one = children.pose.new_ones(()).expand(*votes.shape[:-3], *votes.shape[-2:])
-            squares = (squares - votes.dot(one) ** 2 / votes.shape[-1]).clamp_min(0)
-        return squares
-
-    def _similarity(self, votes: Votes, center: Tensor, squares: Tensor | None) -> Tensor:
-        """Return the similarity of each vote and the center of its parent, ``[B, *L, I, J]``."""
-        assert squares is not None
-        if self.similarity == "tanimoto":
-            product = votes.dot(center)
-            divisor = squares + (center * center).sum(-1).unsqueeze(-2) - product
-            return product / divisor.clamp_min(MIN_SQUARE)
-        if self.similarity == "pearson":
-            center = center - center.mean(-1, keepdim=True)
-        return votes.dot(_unit(center)) / squares.clamp_min(MIN_SQUARE).sqrt()
-
-
-def _unit(vectors: Tensor) -> Tensor:
-    """Return vectors of length 1; those shorter than 1e-3 are multiplied by 1e3."""
-    return vectors / (vectors * vectors).sum(-1, keepdim=True).clamp_min(MIN_SQUARE).sqrt()

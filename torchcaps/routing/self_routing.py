@@ -3,12 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from torchcaps.capsules import Capsules
 from torchcaps.routing.base import Coefficient, Geometry, Routing, State
-from torchcaps.routing.gaussian import MIN_MASS, child_activations
+from torchcaps.routing.gaussian import MIN_MASS, effective_activations
 from torchcaps.votes import Votes
 
 __all__ = ["SelfRouting"]
@@ -55,16 +54,14 @@ class SelfRouting(Routing):
 
     def step(self, coefficients: Mapping[str, Tensor], votes: Votes, children: Capsules, state: State, t: int) -> State:
         """Choose the parents of each child, then average its votes."""
-        pose = votes.wiring.gather(children.pose)  # [B, *L, I, K]
-        logits = torch.einsum("sik,ijk->sij", pose.flatten(0, -3), coefficients["classifier"])
-        logits = logits.unflatten(0, pose.shape[:-2]) + coefficients["offset"]
-        coupling = votes.softmax(logits)
-        activation = child_activations(votes, children)  # [B, *L, I]
-        weight = coupling * activation.unsqueeze(-1)
-        mass = weight.sum(-2)  # [B, *L, J]
+        activation = effective_activations(children)
+        total, mass, coupling, logits = votes.choose(
+            children.pose, activation, coefficients["classifier"], coefficients["offset"]
+        )
+        available = votes.wiring.gather(activation).sum(-1, keepdim=True)  # [B, *L, 1]
         return State(
-            pose=votes.sum(weight) / mass.clamp_min(MIN_MASS).unsqueeze(-1),
-            activation=mass / activation.sum(-1, keepdim=True).clamp_min(MIN_MASS),
+            pose=total / mass.clamp_min(MIN_MASS).unsqueeze(-1),
+            activation=mass / available.clamp_min(MIN_MASS),
             coupling=coupling,
             logits=logits,
         )

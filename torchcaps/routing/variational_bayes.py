@@ -10,8 +10,9 @@ from torch import Tensor
 
 from torchcaps.capsules import Capsules
 from torchcaps.routing.base import Coefficient, Geometry, Routing, State
-from torchcaps.routing.gaussian import check_coordinates, child_activations, coordinate_offset
+from torchcaps.routing.gaussian import check_coordinates, coordinate_offset, effective_activations
 from torchcaps.votes import Votes, Wiring
+from torchcaps.votes.base import Density
 
 __all__ = ["VariationalBayes"]
 
@@ -92,18 +93,16 @@ class VariationalBayes(Routing):
         """Update the responsibilities (except in the first iteration), then the parents."""
         dim = votes.shape[-1]
         if state.memory is None:
-            logits, coupling = None, votes.uniform(children.pose)
+            density = None
         else:
             constant, precision, _ = state.memory
             assert state.pose is not None
-            logits = constant.unsqueeze(-2) - votes.sqdist(state.pose, 0.5 * precision)
-            coupling = votes.softmax(logits)
-        weight = coupling * child_activations(votes, children).unsqueeze(-1)
-        mass = weight.sum(-2)  # R_j: [B, *L, J]
+            density = Density(constant, state.pose, 0.5 * precision)
+        # the mean of this fit is m = Σ_i r a v / kappa, from which the deviations of the next iteration are taken
+        moments = votes.fit(effective_activations(children), density, 0.0, more_mass=1.0)
+        mass, pose = moments.mass, moments.mean  # R_j: [B, *L, J]
         kappa, nu = 1 + mass, dim + 1 + mass
-        # psi equals 1 + Σ_i r a (v - mu)² + R / kappa mu²; the deviations from m are those of the next iteration
-        pose, squares = votes.moments(weight, kappa)
-        psi = 1 + squares + pose * pose
+        psi = 1 + moments.squares + pose * pose  # equals 1 + Σ_i r a (v - mu)² + R / kappa mu²
         alpha = 1 + mass
         log_pi = torch.digamma(alpha) - torch.digamma(alpha.sum(-1, keepdim=True))
         log_det = _multivariate_digamma(nu, dim) + dim * math.log(2) - psi.log().sum(-1)
@@ -112,7 +111,7 @@ class VariationalBayes(Routing):
         if self.activation == "sigmoid":
             activation = activation.sigmoid()
         memory = (log_pi + 0.5 * log_det - 0.5 * dim / kappa, nu.unsqueeze(-1) / psi, activation)
-        return State(pose, activation, coupling, logits, memory)
+        return State(pose, activation, moments.coupling, moments.logits, memory)
 
     def pack(self, state: State) -> tuple[Tensor, ...]:
         """Return mean, constant of the log density, precision and activation of each parent."""

@@ -7,9 +7,10 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
+from torchcaps.votes.similarity import Similarity, agreement, as_query
 from torchcaps.votes.wiring import Wiring
 
-__all__ = ["Attended", "Density", "Moments", "VotePath", "Votes"]
+__all__ = ["Attended", "Chosen", "Density", "Moments", "VotePath", "Votes"]
 
 
 class VotePath(enum.Enum):
@@ -54,11 +55,25 @@ class Density(NamedTuple):
     scale: Tensor
 
 
+class Chosen(NamedTuple):
+    """Result of `Votes.choose`. Coupling and logits are ``None`` if the computation did not need to store them.
+
+    Shapes:
+        total ``[B, *L, J, D]``, mass ``[B, *L, J]``, coupling and logits ``[B, *L, I, J]``
+    """
+
+    total: Tensor
+    mass: Tensor
+    coupling: Tensor | None
+    logits: Tensor | None
+
+
 class Moments(NamedTuple):
     """Result of `Votes.fit`. Coupling and logits are ``None`` if the computation did not need to store them.
 
     Shapes:
-        mass ``[B, *L, J]``; total, mean and squares ``[B, *L, J, D]``; coupling and logits ``[B, *L, I, J]``
+        mass and gained ``[B, *L, J]``; total, mean and squares ``[B, *L, J, D]``; coupling and logits
+        ``[B, *L, I, J]``
     """
 
     mass: Tensor
@@ -67,6 +82,7 @@ class Moments(NamedTuple):
     squares: Tensor
     coupling: Tensor | None
     logits: Tensor | None
+    gained: Tensor | None = None
 
 
 class Votes(ABC):
@@ -131,6 +147,11 @@ class Votes(ABC):
         one = like.new_ones(()).expand(*self.shape[:-3], *self.shape[-2:])
         return self.sqdist(torch.zeros_like(one), one)
 
+    def centered_sqnorm(self, like: Tensor) -> Tensor:
+        """Return the squared length of each vote minus the mean of its elements; arguments as in `sqnorm`."""
+        one = like.new_ones(()).expand(*self.shape[:-3], *self.shape[-2:])
+        return (self.sqnorm(like) - self.dot(one) ** 2 / self.shape[-1]).clamp_min(0)
+
     def moments(self, coupling: Tensor, divisor: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the mean ``mu_j = Σ_i c_ij v_ij / n_j`` and the sum of squared deviations ``Σ_i c_ij (v_ij - mu_j)²``.
 
@@ -182,16 +203,63 @@ class Votes(ABC):
         coupling = self.softmax(logits, leak)
         return Attended(self.sum(coupling), coupling, logits)
 
-    def fit(self, activation: Tensor, density: Density | None, least_mass: float) -> Moments:
+    def attend_similar(
+        self, center: Tensor, similarity: Similarity, least: float, squares: Tensor | None = None
+    ) -> tuple[Attended, Tensor | None]:
+        """Return the sum ``Σ_i c_ij v_ij`` with couplings that are the softmax of a similarity of votes and centers.
+
+        Args:
+            center: ``[B, *L, J, D]``.
+            similarity: see `torchcaps.votes.similarity`.
+            least: least squared length of a vector and least divisor.
+            squares: second result of an earlier call; computed if ``None``.
+
+        Returns:
+            The sum, and squared lengths of the votes for the next call, if they were needed.
+        """
+        query, constant = as_query(center, similarity, least)
+        if squares is None:
+            squares = self.centered_sqnorm(center) if similarity == "pearson" else self.sqnorm(center)
+        logits = agreement(self.dot(query), squares, constant, least)
+        coupling = self.softmax(logits)
+        return Attended(self.sum(coupling), coupling, logits), squares
+
+    def choose(self, pose: Tensor, activation: Tensor, classifier: Tensor, offset: Tensor) -> Chosen:
+        """Return ``Σ_i a_i c_ij v_ij`` and ``Σ_i a_i c_ij`` with ``c_i = softmax_j(W2_ij p_i + beta_ij)``.
+
+        Args:
+            pose: of the children, ``[B, I, K]`` or ``[B, *G, N, K]``.
+            activation: of the children; padding has activation 0.
+            classifier: ``W2``, ``[I, J, K]``.
+            offset: ``beta``, ``[I, J]``.
+        """
+        slots = self.wiring.gather(pose)  # [B, *L, I, K]
+        logits = torch.einsum("sik,ijk->sij", slots.flatten(0, -3), classifier)
+        logits = logits.unflatten(0, slots.shape[:-2]) + offset
+        coupling = self.softmax(logits)
+        weight = coupling * self.wiring.gather(activation).unsqueeze(-1)
+        return Chosen(self.sum(weight), weight.sum(-2), coupling, logits)
+
+    def fit(
+        self,
+        activation: Tensor,
+        density: Density | None,
+        least_mass: float,
+        more_mass: float = 0.0,
+        gain: Tensor | None = None,
+    ) -> Moments:
         """Return sums of the votes with weights ``w_ij = a_i softmax_j(log density)``: E-step and M-step of EM.
 
-        ``mass_j = Σ_i w_ij``, ``total_j = Σ_i w_ij v_ij``, ``mean_j = total_j / max(mass_j, least_mass)`` and
-        ``squares_j = Σ_i w_ij (v_ij - mean_j)²``.
+        ``mass_j = Σ_i w_ij``, ``total_j = Σ_i w_ij v_ij``,
+        ``mean_j = total_j / (max(mass_j, least_mass) + more_mass)``, ``squares_j = Σ_i w_ij (v_ij - mean_j)²`` and,
+        given a gain, ``gained_j = Σ_i g_ij w_ij``.
 
         Args:
             activation: of the children, ``[B, I]`` or ``[B, *G, N]``; padding has activation 0.
             density: couplings are uniform if it is ``None``.
             least_mass: lower bound of the divisor, for a parent that no child is assigned to.
+            more_mass: added to the divisor.
+            gain: ``[I, J]``.
         """
         if density is None:
             logits, coupling = None, self.uniform(activation)
@@ -200,9 +268,10 @@ class Votes(ABC):
             coupling = self.softmax(logits)
         weight = coupling * self.wiring.gather(activation).unsqueeze(-1)
         mass = weight.sum(-2)
-        total = self.sum(weight)
-        mean = total / mass.clamp_min(least_mass).unsqueeze(-1)
-        return Moments(mass, total, mean, self.sqsum(weight, mean), coupling, logits)
+        divisor = mass.clamp_min(least_mass) + more_mass
+        mean, squares = self.moments(weight, divisor)
+        gained = None if gain is None else (gain * weight).sum(-2)
+        return Moments(mass, mean * divisor.unsqueeze(-1), mean, squares, coupling, logits, gained)
 
     @abstractmethod
     def dense(self) -> Tensor:

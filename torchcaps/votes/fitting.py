@@ -14,12 +14,13 @@ from torch import Tensor
 from torchcaps._core.values import is_batched
 from torchcaps.capsules import disable_autocast
 from torchcaps.votes.cpu.fit import Inputs, fit_backward, fit_forward
+from torchcaps.votes.cpu.fused import fused_backward, fused_forward, make_call
 from torchcaps.votes.dispatch import ChunkPlan, kernel_supports
 from torchcaps.votes.reductions import SqDist
 
-__all__ = ["KernelFit", "fit_is_supported"]
+__all__ = ["KernelFit", "KernelFused", "fit_is_supported"]
 
-Results = tuple[Tensor, Tensor, Tensor]  # mass, total, squares
+Results = tuple[Tensor, ...]
 Definition = Callable[..., Results]
 
 
@@ -32,21 +33,21 @@ def fit_is_supported(plan: ChunkPlan, inputs: Inputs) -> bool:
 
 
 class KernelFit(torch.autograd.Function):
-    """Mass, total and squares of each parent; backward computes votes and couplings again.
+    """Mass, total, squares and gained sum of each parent; backward computes votes and couplings again.
 
     Backward that is differentiated or batched uses the definition, ``define(stored, *inputs)``, with stored or streamed
     votes.
     """
 
     @staticmethod
-    def forward(plan: ChunkPlan, least_mass: float, define: Definition, *inputs: Any) -> Results:  # type: ignore[override]
-        """Return the results; inputs: children, weight, bias, activations, constant, mean, scale."""
-        return fit_forward(plan, least_mass, inputs)  # type: ignore[arg-type]
+    def forward(plan: ChunkPlan, masses: tuple[float, float], define: Definition, *inputs: Any) -> Results:  # type: ignore[override]
+        """Return the results; inputs: children, weight, bias, activations, constant, mean, scale, gain."""
+        return fit_forward(plan, *masses, inputs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:  # type: ignore[override]
         """Save the inputs and the parents; no couplings."""
-        ctx.plan, ctx.least_mass, ctx.define, *tensors = inputs
+        ctx.plan, ctx.masses, ctx.define, *tensors = inputs
         ctx.save_for_backward(*tensors, *output[:2])
 
     @staticmethod
@@ -60,8 +61,39 @@ class KernelFit(torch.autograd.Function):
                 define = functools.partial(ctx.define, batched)  # streamed votes can't be computed under vmap
                 found = _gradients_by_definition(define, inputs, gradients)
             else:
-                found = fit_backward(ctx.plan, ctx.least_mass, needs, gradients, (mass, total), tuple(inputs))  # type: ignore[arg-type]
+                found = fit_backward(ctx.plan, ctx.masses, needs, gradients, (mass, total), tuple(inputs))  # type: ignore[arg-type]
         return None, None, None, *found
+
+
+class KernelFused(torch.autograd.Function):
+    """Sum and mass of each parent with couplings that the kernel computes in the same pass; backward as `KernelFit`."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        kind: int, plan: ChunkPlan, names: tuple[str, ...], options: tuple[Any, ...], define: Definition, *inputs: Any
+    ) -> Results:
+        """Return the results; inputs: children, weight, bias and arguments, by these names of the kernel."""
+        return fused_forward(make_call(kind, plan, dict(zip(names, inputs, strict=True)), *options), inputs[0])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:  # type: ignore[override]
+        """Save the inputs."""
+        ctx.kind, ctx.plan, ctx.names, ctx.options, ctx.define, *tensors = inputs
+        ctx.save_for_backward(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        """Return the gradients of the inputs."""
+        inputs = ctx.saved_tensors
+        with disable_autocast(inputs[0]):
+            batched = any(is_batched(tensor) for tensor in (*gradients, *inputs) if tensor is not None)
+            if torch.is_grad_enabled() or batched:
+                found = _gradients_by_definition(functools.partial(ctx.define, batched), list(inputs), gradients)
+            else:
+                named = dict(zip(ctx.names, inputs, strict=True))
+                call = make_call(ctx.kind, ctx.plan, named, *ctx.options)
+                found = fused_backward(call, named, ctx.needs_input_grad[5:], *gradients)
+        return None, None, None, None, None, *found
 
 
 def _gradients_by_definition(

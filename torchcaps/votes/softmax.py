@@ -1,8 +1,8 @@
 """Softmax over the parents of a child, faster than torch's where an axis is shorter than a vector register.
 
 ``torch.softmax`` on CPUs computes exponentials one by one if the last axis has fewer elements than a register has lanes
-(16 in float32 with AVX-512, 8 with AVX2), and most capsule layers have few parents: it takes 3 to 5 times as long as the
-operations below, forward, and 3 times backward.
+(16 in float32 with AVX-512, 8 with AVX2), and most capsule layers have few parents: it takes 3 to 5 times as long as
+the operations below, forward, and 3 times backward.
 """
 
 from typing import Any

@@ -14,9 +14,8 @@ from torch import Tensor
 from torchcaps._core.values import is_batched
 from torchcaps.capsules import disable_autocast
 from torchcaps.votes import dispatch, reductions
-from torchcaps.votes.base import Attended, Density, Moments, Votes
+from torchcaps.votes.base import Attended
 from torchcaps.votes.cpu import kernel
-from torchcaps.votes.cpu.fit import Inputs
 from torchcaps.votes.custom_ops import reduce_votes_op, sum_votes_op
 from torchcaps.votes.dense import (
     DenseVotes,
@@ -27,7 +26,7 @@ from torchcaps.votes.dense import (
     weight_gradient,
 )
 from torchcaps.votes.dispatch import ChunkPlan, folds_mix, kernel_supports
-from torchcaps.votes.fitting import KernelFit, fit_is_supported
+from torchcaps.votes.fused import FusedVotes
 from torchcaps.votes.reductions import Reduction
 from torchcaps.votes.shared_coupling import FoldedSum, SumFunction, folded_mix, folded_sum, shared_by_images
 from torchcaps.votes.triton import launch
@@ -195,7 +194,7 @@ class StreamedReduction(torch.autograd.Function):
 # Votes ----------------------------------------------------------------------------------------------------------
 
 
-class StreamedVotes(Votes):
+class StreamedVotes(FusedVotes):
     """Votes that are recomputed from children and weights for each reduction.
 
     Args:
@@ -226,10 +225,8 @@ class StreamedVotes(Votes):
         couplings: bool = False,
     ) -> None:
         n_parents, columns = weight.shape[-2:]
-        super().__init__(wiring, (pose.shape[0], *wiring.sites, wiring.n_slots, n_parents, rows * columns))
-        self._plan = ChunkPlan(wiring, rows, max_slots)
-        self._tensors = (pose, weight, bias)
-        self._couplings = couplings
+        shape = (pose.shape[0], *wiring.sites, wiring.n_slots, n_parents, rows * columns)
+        super().__init__(wiring, shape, ChunkPlan(wiring, rows, max_slots), (pose, weight, bias), couplings)
 
     def _stream(self, reduction: type[Reduction], *arguments: Tensor) -> Tensor:
         """Return a reduction of the votes, computed chunk by chunk."""
@@ -237,10 +234,6 @@ class StreamedVotes(Votes):
             if torch.compiler.is_compiling():
                 return reduce_votes_op(reduction.__name__, self._plan, *self._tensors, *arguments)
             return StreamedReduction.apply(reduction, self._plan, *self._tensors, *arguments)  # type: ignore[return-value]
-
-    def _for_parents(self, tensor: Tensor) -> Tensor:
-        """Broadcast to one vector per parent and image, ``[B, *L, J, D]``."""
-        return tensor.expand(*self.shape[:-3], *self.shape[-2:])
 
     def sum(self, coupling: Tensor) -> Tensor:
         """Return ``s_j = Σ_i c_ij v_ij``; couplings that all images and positions share are folded into the weights."""
@@ -276,31 +269,6 @@ class StreamedVotes(Votes):
             return super().attend(query, leak, through)
         total = self._stream(reductions.ATTEND_VARIANTS[leak, through], self._for_parents(query))
         return Attended(total, None, None)
-
-    def fit(self, activation: Tensor, density: Density | None, least_mass: float) -> Moments:
-        """Return the sums of EM; in one pass, without storing couplings, if the kernel for CPUs supports the layer."""
-        activation = activation.expand(self._tensors[0].shape[:-1])  # the kernel reads whole tensors
-        constant, center, scale = density or (None, None, None)
-        if constant is not None and center is not None and scale is not None:
-            constant = constant.expand(*self.shape[:-3], self.shape[-2])
-            center, scale = self._for_parents(center), self._for_parents(scale)
-        inputs: Inputs = (*self._tensors, activation, constant, center, scale)
-        if self._couplings or not fit_is_supported(self._plan, inputs):
-            return super().fit(activation, density, least_mass)
-        rows, wiring = self._plan.rows, self.wiring  # a closure of self would keep the children alive
-
-        def define(
-            stored: bool, pose: Tensor, weight: Tensor, bias: Tensor | None, activation: Tensor, *density: Tensor
-        ) -> tuple[Tensor, Tensor, Tensor]:
-            kind = DenseVotes.make if stored else StreamedVotes
-            votes = kind(pose, weight, bias, rows, wiring)
-            found = Votes.fit(votes, activation, None if density[0] is None else Density(*density), least_mass)
-            return found.mass, found.total, found.squares
-
-        with disable_autocast(self._tensors[0]):
-            mass, total, squares = KernelFit.apply(self._plan, least_mass, define, *inputs)  # type: ignore[misc]
-            mean = total / mass.clamp_min(least_mass).unsqueeze(-1)
-        return Moments(mass, total, mean, squares, None, None)
 
     def dense(self) -> Tensor:
         """Compute all votes, ``[B, *L, I, J, D]``."""

@@ -5,45 +5,42 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torchcaps.votes.cpu.kernel import KernelCall
+from torchcaps.votes.cpu.fused import gradients_of, make_call
 from torchcaps.votes.dispatch import ChunkPlan
 
 __all__ = ["fit_backward", "fit_forward"]
 
 FIT = 5  # in the enum Kind of kernel.cpp
 
-Inputs = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
-NAMES = ("pose", "weight", "bias", "activation", "constant", "first", "second")  # of the kernel
+Inputs = tuple[Tensor | None, ...]  # see NAMES; pose and weight are given
+NAMES = ("pose", "weight", "bias", "activation", "constant", "first", "second", "shared")  # of the kernel
 
 
-def _make_call(plan: ChunkPlan, inputs: Inputs) -> KernelCall:
-    """Return the call of the kernel for these inputs."""
-    pose, weight, bias, *arguments = inputs
-    named = {name: tensor for name, tensor in zip(NAMES[3:], arguments, strict=True) if tensor is not None}
-    return KernelCall((FIT, False), plan, pose, weight, bias, named)
-
-
-def fit_forward(plan: ChunkPlan, least_mass: float, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
-    """Return mass, total and squares of each parent: see `torchcaps.votes.base.Votes.fit`."""
+def fit_forward(
+    plan: ChunkPlan, least_mass: float, more_mass: float, inputs: Inputs
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return mass, total, squares and gained sum of each parent: see `torchcaps.votes.base.Votes.fit`."""
+    call = make_call(FIT, plan, dict(zip(NAMES, inputs, strict=True)))
     pose = inputs[0]
-    call = _make_call(plan, inputs)
+    assert pose is not None
     total = pose.new_empty(pose.shape[0], *plan.wiring.sites, call.args.parents, call.dim)
     mass, squares = total.new_empty(total.shape[:-1]), torch.empty_like(total)
+    gained = torch.empty_like(mass) if inputs[7] is not None else torch.zeros_like(mass)
     if pose.is_meta:
-        return mass, total, squares
-    call.set_pointers(result=total, mass=mass, squares=squares)
+        return mass, total, squares, gained
+    call.set_pointers(result=total, mass=mass, squares=squares, score=None if inputs[7] is None else gained)
     call.forward()
     weight = mass.unsqueeze(-1)
     exact = torch.where(weight > 0, total / weight, 0)  # the mean of the kernel
-    squares += weight * (exact - total / weight.clamp_min(least_mass)) ** 2
-    return mass, total, squares
+    squares += weight * (exact - total / (weight.clamp_min(least_mass) + more_mass)) ** 2
+    return mass, total, squares, gained
 
 
 def fit_backward(
     plan: ChunkPlan,
-    least_mass: float,
+    masses: tuple[float, float],
     needs: Sequence[bool],
-    gradients: tuple[Tensor, Tensor, Tensor],
+    gradients: tuple[Tensor, Tensor, Tensor, Tensor],
     results: tuple[Tensor, Tensor],
     inputs: Inputs,
 ) -> tuple[Tensor | None, ...]:
@@ -51,40 +48,26 @@ def fit_backward(
 
     Args:
         plan: the wiring.
-        least_mass: see `torchcaps.votes.base.Votes.fit`.
+        masses: ``least_mass`` and ``more_mass``, see `torchcaps.votes.base.Votes.fit`.
         needs: a bool for each input.
-        gradients: of mass, total and squares.
+        gradients: of mass, total, squares and gained.
         results: mass and total.
         inputs: as in `fit_forward`.
     """
-    pose, bias = inputs[0], inputs[2]
+    least_mass, more_mass = masses
     mass, total = results
-    mass_gradient, total_gradient, squares_gradient = gradients
-    divisor = mass.clamp_min(least_mass).unsqueeze(-1)
+    mass_gradient, total_gradient, squares_gradient, gained_gradient = gradients
+    divisor = mass.clamp_min(least_mass).unsqueeze(-1) + more_mass
     center = total / divisor
-    # Squares depend on the sum also by the mean. Σ_i c_ij (v_ij - mean) is 0 unless the divisor is not the mass.
-    residual = torch.where(mass.unsqueeze(-1) < least_mass, total - mass.unsqueeze(-1) * center, 0)
-    total_gradient = total_gradient - 2 * squares_gradient * residual / divisor
-    call = _make_call(plan, inputs)
+    # Squares depend on mass and sum also by the mean. Σ_i c_ij (v_ij - mean) is 0 unless the divisor is not the mass.
+    small = mass.unsqueeze(-1) < least_mass
+    residual = torch.where(small, total - mass.unsqueeze(-1) * center, center * more_mass)
+    through_mean = -2 * squares_gradient * residual / divisor
+    total_gradient = total_gradient + through_mean
+    if more_mass:
+        mass_gradient = mass_gradient - torch.where(small, 0, through_mean * center).sum(-1)
     by_name = dict(zip(NAMES, inputs, strict=True))
-    needed = {name: by_name[name] for name, need in zip(NAMES, needs, strict=True) if need}
-    grads: dict[str, Tensor] = {}
-    buffers: dict[str, Tensor] = {}
-    for name, tensor in needed.items():
-        if tensor is None:
-            continue
-        if name == "bias":
-            grads[name] = pose.new_zeros(call.args.slots, call.args.parents, call.dim)
-        elif name in ("pose", "weight", "activation"):
-            grads[name] = pose.new_zeros(tensor.shape)
-        else:  # summed over child types, hence over threads
-            buffers[name] = pose.new_zeros(call.n_threads, *tensor.shape)
-    if not pose.is_meta:
-        call.set_pointers(gradient=total_gradient, mass_gradient=mass_gradient)
-        call.set_pointers(squares_gradient=squares_gradient, center=center)
-        call.set_pointers(**{f"{name}_grad": tensor for name, tensor in grads.items()})
-        call.backward({f"{name}_grad": tensor for name, tensor in buffers.items()})
-    grads |= {name: tensor.sum(0) for name, tensor in buffers.items()}
-    if "bias" in grads and bias is not None:
-        grads["bias"] = grads["bias"].sum_to_size(bias.shape[-3:]).view(bias.shape)
-    return tuple(grads.get(name) for name in NAMES)
+    call = make_call(FIT, plan, by_name)
+    call.set_pointers(gradient=total_gradient, mass_gradient=mass_gradient, squares_gradient=squares_gradient)
+    call.set_pointers(center=center, score_gradient=None if by_name["shared"] is None else gained_gradient)
+    return gradients_of(call, by_name, needs)

@@ -19,6 +19,9 @@
 #include <type_traits>
 #include <utility>
 #include <vector>
+#if defined(__SSE2__)
+#include <xmmintrin.h>
+#endif
 
 namespace {
 
@@ -101,7 +104,8 @@ inline V sums_over_lanes(V* rows) {
 
 extern "C" {
 
-enum Kind : int64_t { SUM, DOT, SQSUM, SQDIST, ATTEND, FIT };
+enum Kind : int64_t { SUM, DOT, SQSUM, SQDIST, ATTEND, FIT, CHOOSE, RESEMBLE };
+enum Similarity : int64_t { COSINE, TANIMOTO, PEARSON };
 
 // Arguments of a pass; torchcaps/votes/cpu/kernel.py has the same fields in the same order.
 struct Pass {
@@ -125,6 +129,16 @@ struct Pass {
   void *mass, *squares;               // forward: [lanes, J], [lanes, J, D]
   const void *mass_gradient, *squares_gradient, *center;  // center: the mean, [lanes, J, D]
   void *activation_grad, *constant_grad;
+  // `shared` is [I, J]. FIT: factors of the couplings in another sum per parent, `score`. ATTEND: added to the couplings.
+  // CHOOSE, self-routing: couplings are softmax_j of a linear function of the child with weights `classifier`,
+  // [I, A * X, J], and offsets `shared`, times its activation; sums per parent: mass, and result (of votes).
+  // RESEMBLE: ATTEND with a similarity of `first` and the vote; `constant` is the squared length of `first` (TANIMOTO).
+  int64_t similarity;
+  double least;                       // smallest squared length or divisor
+  const void *shared, *classifier;
+  void* score;                        // [lanes, J]
+  const void* score_gradient;
+  void *shared_grad, *classifier_grad;
 };
 
 }  // extern "C"
@@ -155,7 +169,7 @@ class Runner {
         nb(p.chunk / N) {
     const int64_t nb = p.chunk / N;
     positions.resize(p.cells * p.chunk);
-    const int64_t more = p.kind == FIT ? 3 * J * D + 3 * J + 2 * BLOCK : 0;
+    const int64_t more = p.kind >= FIT ? 3 * J * D + 4 * J + 2 * BLOCK + 3 * BLOCK * J : 0;
     const int64_t rows = 2 * BLOCK * A * X + 4 * J * D + D + 3 * BLOCK * J + more;
     memory = static_cast<V*>(std::aligned_alloc(64, sizeof(V) * rows * nb));
     V* next = memory;
@@ -165,10 +179,11 @@ class Runner {
       c[k] = take(J), l[k] = take(J), dc[k] = take(J);
     }
     first = take(J * D), second = take(J * D), sum = take(J * D), other = take(J * D), dv = take(D);
-    if (p.kind != FIT) return;
+    if (p.kind < FIT) return;
     for (k = 0; k < BLOCK; ++k) act[k] = take(1), dact[k] = take(1);
     of_total = take(J * D), of_squares = take(J * D), center = take(J * D);
-    constant = take(J), mass = take(J), dconstant = take(J);
+    constant = take(J), mass = take(J), dconstant = take(J), score = take(J);
+    for (k = 0; k < BLOCK; ++k) square[k] = take(J), plain[k] = take(J), logit[k] = take(J);
   }
   ~Runner() { std::free(memory); }
   Runner(const Runner&) = delete;
@@ -182,6 +197,7 @@ class Runner {
         reduce();
       }
       if (p.kind == FIT) store_fit();
+      else if (p.kind == CHOOSE) store_chosen();
       else if (of_parents()) store_parents(sum, static_cast<T*>(p.result), J * D, false);
     }
   }
@@ -199,6 +215,8 @@ class Runner {
             std::memset(static_cast<void*>(du[k]), 0, sizeof(V) * A * X * nb);
           }
           if (p.kind == FIT) differentiate_fit();
+          else if (p.kind == CHOOSE) differentiate_chosen();
+          else if (p.kind == RESEMBLE) differentiate_similarity();
           else differentiate();
           for (k = 0; k < n; ++k) write_back();
         }
@@ -244,6 +262,7 @@ class Runner {
     } else if (p.gradient && of_parents()) {
       load_parents(result_gradient(), static_cast<const T*>(p.gradient), J * D);
     }
+    if (p.kind >= FIT) enter_routing();
     std::memset(static_cast<void*>(sum), 0, sizeof(V) * J * D * nb);
     std::memset(static_cast<void*>(other), 0, sizeof(V) * J * D * nb);
   }
@@ -269,6 +288,12 @@ class Runner {
       case FIT:
         fit();
         return;
+      case CHOOSE:
+        choose();
+        return;
+      case RESEMBLE:
+        resemble();
+        return;
       default:
         break;
     }
@@ -284,7 +309,7 @@ class Runner {
         };
       });
     } else {
-      if (p.kind == ATTEND) softmax();
+      if (p.kind == ATTEND) softmax(), add_shared();
       accumulate(c, sum);
     }
   }
@@ -350,6 +375,8 @@ class Runner {
         });
         softmax();
         for (k = 0; k < n; ++k) through_softmax(c[k], dc[k], l[k], J, nb);
+        for (k = 0; k < n; ++k) add_shared_gradient(dc[k]);
+        add_shared();
         accumulate(l, sum);
         push_products(c, G, l, first);
         break;
@@ -391,7 +418,10 @@ class Runner {
   void fit() {
     if (p.constant) measure();
     assign();
-    for (k = 0; k < n; ++k) weigh(c[k], l[k], dc[k], act[k], mass, J, nb);
+    for (k = 0; k < n; ++k) {
+      weigh(c[k], l[k], dc[k], act[k], mass, J, nb);
+      add_score();
+    }
     visit_pairs(sum, other, l, dc, [](V v, V part, V rest, V& mean, V& squares) {
       const V apart = v - mean;
       mean += part * apart;
@@ -412,6 +442,7 @@ class Runner {
 
   void store_fit() {
     store_parents(mass, static_cast<T*>(p.mass), J, false);
+    if (p.score) store_parents(score, static_cast<T*>(p.score), J, false);
     store_parents(other, static_cast<T*>(p.squares), J * D, false);
     for (int64_t j = 0; j < J; ++j)
       for (int64_t d = 0; d < D; ++d)
@@ -436,13 +467,15 @@ class Runner {
           }, Y);
         };
       }, true);
-      for (k = 0; k < n && p.activation_grad; ++k) {
+      for (k = 0; k < n; ++k) {
+        through_score();
         for (int64_t b = 0; b < nb; ++b) {
           V total{};
           for (int64_t j = 0; j < J; ++j) total += dc[k][j * nb + b] + mass[j * nb + b];
           dact[k][b] = total * (T(1) / T(J));
         }
-        add_activation_gradients();
+        if (p.activation_grad) add_activation_gradients();
+        add_shared_score_gradient();
       }
       return;
     }
@@ -463,7 +496,9 @@ class Runner {
     });
     assign();
     for (k = 0; k < n; ++k) {
+      through_score();
       through_assignment(c[k], dc[k], l[k], act[k], dact[k], mass, dconstant, J, nb);
+      add_shared_score_gradient();
       if (p.activation_grad) add_activation_gradients();
     }
     visit([&](int64_t offset) {
@@ -524,6 +559,195 @@ class Runner {
     const int64_t* own = &positions[(slot + k) / p.types * p.chunk];
     for (int64_t lane = 0; lane < used; ++lane)
       if (own[lane] >= 0) function(own[lane] / p.steps[3] + (slot + k) % p.types, lane);
+  }
+
+  // Constants per slot and parent -----------------------------------------------------------------------------------
+
+  void enter_routing() {
+    if (p.kind != FIT) {
+      if (p.constant) load_parents(constant, static_cast<const T*>(p.constant), J);
+      if (p.mass_gradient) load_parents(mass, static_cast<const T*>(p.mass_gradient), J);
+      else std::memset(static_cast<void*>(mass), 0, sizeof(V) * J * nb);
+      std::memset(static_cast<void*>(dconstant), 0, sizeof(V) * J * nb);
+    }
+    if (p.score_gradient) load_parents(score, static_cast<const T*>(p.score_gradient), J);
+    else std::memset(static_cast<void*>(score), 0, sizeof(V) * J * nb);
+  }
+
+  const T* shared() const { return static_cast<const T*>(p.shared) + (slot + k) * J; }
+
+  void add_shared() {  // to the couplings
+    for (k = 0; k < n && p.shared; ++k)
+      for (int64_t j = 0; j < J; ++j)
+        for (int64_t b = 0; b < nb; ++b) c[k][j * nb + b] += shared()[j];
+  }
+
+  void add_shared_gradient(const V* from) const {
+    if (!p.shared_grad) return;
+    T* to = static_cast<T*>(p.shared_grad) + (slot + k) * J;
+    for (int64_t j = 0; j < J; ++j) {
+      V total{};
+      for (int64_t b = 0; b < nb; ++b) total += from[j * nb + b];
+      for (int lane = 0; lane < N; ++lane) to[j] += total[lane];
+    }
+  }
+
+  void add_score() {
+    for (int64_t j = 0; j < J && p.shared; ++j)
+      for (int64_t b = 0; b < nb; ++b) score[j * nb + b] += shared()[j] * c[k][j * nb + b] * act[k][b];
+  }
+
+  void through_score() {  // to the gradient of the couplings times activations
+    for (int64_t j = 0; j < J && p.shared; ++j)
+      for (int64_t b = 0; b < nb; ++b) dc[k][j * nb + b] += shared()[j] * score[j * nb + b];
+  }
+
+  void add_shared_score_gradient() {  // c: couplings times activations
+    if (!p.shared_grad) return;
+    for (int64_t at = 0; at < J * nb; ++at) dc[k][at] = c[k][at] * score[at];
+    add_shared_gradient(dc[k]);
+  }
+
+  // Self-routing ----------------------------------------------------------------------------------------------------
+
+  // Couplings times activations; with `gradient`, they are not multiplied yet.
+  void classify(bool gradient) {
+    for (k = 0; k < n; ++k) {
+      const T* weights = static_cast<const T*>(p.classifier) + (slot + k) * A * X * J;
+      int64_t j = 0;
+      for (; j + 4 <= J; j += 4) linear<4>(u[k], weights + j, shared() + j, l[k] + j * nb, A * X, J, nb);
+      for (; j < J; ++j) linear<1>(u[k], weights + j, shared() + j, l[k] + j * nb, A * X, J, nb);
+      softmax_of(l[k], c[k], J, nb, false);
+      load_activations();
+      if (!gradient) scale(c[k], act[k]);
+    }
+  }
+
+  template <int W>
+  static void linear(const V* u, const T* weights, const T* offsets, V* to, int64_t rows, int64_t J, int64_t nb) {
+    for (int64_t b = 0; b < nb; ++b) {
+      V total[W];
+      for (int w = 0; w < W; ++w) total[w] = V{} + offsets[w];
+      for (int64_t row = 0; row < rows; ++row)
+        for (int w = 0; w < W; ++w) total[w] += u[row * nb + b] * weights[row * J + w];
+      for (int w = 0; w < W; ++w) to[w * nb + b] = total[w];
+    }
+  }
+
+  void choose() {
+    classify(false);
+    for (k = 0; k < n; ++k)
+      for (int64_t at = 0; at < J * nb; ++at) mass[at] += c[k][at];
+    accumulate(c, sum);
+  }
+
+  void store_chosen() {
+    store_parents(mass, static_cast<T*>(p.mass), J, false);
+    store_parents(sum, static_cast<T*>(p.result), J * D, false);
+  }
+
+  void differentiate_chosen() {
+    const V* G = result_gradient();
+    classify(true);
+    agree(G, dc);
+    for (k = 0; k < n; ++k) {
+      through_assignment(c[k], dc[k], l[k], act[k], dact[k], mass, dconstant, J, nb);
+      if (p.activation_grad) add_activation_gradients();
+    }
+    push_products(c, G);
+    for (k = 0; k < n; ++k) {
+      add_shared_gradient(l[k]);
+      const T* weights = static_cast<const T*>(p.classifier) + (slot + k) * A * X * J;
+      T* to = p.classifier_grad ? static_cast<T*>(p.classifier_grad) + (slot + k) * A * X * J : nullptr;
+      int64_t row = 0;
+      for (; row + 4 <= A * X; row += 4) classifier_rows<4>(row, weights, to);
+      for (; row < A * X; ++row) classifier_rows<1>(row, weights, to);
+    }
+  }
+
+  template <int H>
+  void classifier_rows(int64_t row, const T* weights, T* to) {
+    constexpr int W = std::max(1, N / H);
+    int64_t j = 0;
+    for (; to && j + W <= J; j += W) weight_tile<H, W>(to + row * J + j, u[k] + row * nb, l[k] + j * nb, 1, 0, 0, J, nb);
+    for (; to && j < J; ++j) weight_tile<H, 1>(to + row * J + j, u[k] + row * nb, l[k] + j * nb, 1, 0, 0, J, nb);
+    if (p.pose_grad) slot_rows<H>(du[k] + row * nb, l[k], weights + row * J, J, J, nb);
+  }
+
+  // Attention by a similarity ---------------------------------------------------------------------------------------
+
+  // l: product with the query, square: squared length, plain: sum of the components, dc: product with the gradient.
+  void compare(bool gradient) {
+    clear(l), clear(square), clear(plain), clear(dc);
+    const bool centered = p.similarity == PEARSON;
+    visit([&](int64_t offset) {
+      return [=, query = first + offset, g = result_gradient() + offset, to = l[k] + parent * nb,
+              squares = square[k] + parent * nb, sums = plain[k] + parent * nb, more = dc[k] + parent * nb, Y = Y,
+              nb = nb](auto& vote, int64_t b) {
+        sum_votes(vote, to + b, [&](int64_t row, int w, V v) { return query[row * nb + b + w] * v; }, Y);
+        sum_votes(vote, squares + b, [&](int64_t, int, V v) { return v * v; }, Y);
+        if (centered) sum_votes(vote, sums + b, [&](int64_t, int, V v) { return v; }, Y);
+        if (gradient) sum_votes(vote, more + b, [&](int64_t row, int w, V v) { return g[row * nb + b + w] * v; }, Y);
+      };
+    });
+    const V least = V{} + T(p.least);
+    for (k = 0; k < n; ++k) {
+      for (int64_t at = 0; at < J * nb; ++at) {
+        V size = square[k][at];
+        if (centered) size -= plain[k][at] * plain[k][at] * (T(1) / T(D));
+        if (p.similarity == TANIMOTO) size += constant[at] - l[k][at];
+        size = size > least ? size : least;
+        square[k][at] = p.similarity == TANIMOTO ? T(1) / size : inverse_root(size);
+        logit[k][at] = l[k][at] * square[k][at];
+      }
+      softmax_of(logit[k], c[k], J, nb, false);
+    }
+  }
+
+  static V inverse_root(V x) {
+    for (int lane = 0; lane < N; ++lane) x[lane] = T(1) / std::sqrt(x[lane]);
+    return x;
+  }
+
+  void resemble() {
+    compare(false);
+    accumulate(c, sum);
+  }
+
+  void differentiate_similarity() {
+    compare(true);
+    const bool centered = p.similarity == PEARSON;
+    const T limit = p.similarity == TANIMOTO ? T(1) / T(p.least) : T(1) / std::sqrt(T(p.least));
+    for (k = 0; k < n; ++k) {
+      through_softmax(c[k], dc[k], logit[k], J, nb);
+      for (int64_t at = 0; at < J * nb; ++at) {
+        const V inverse = square[k][at], dl = logit[k][at], of_product = dl * inverse;
+        // the gradient of the divisor, or half of that of the squared length; 0 at the least one
+        V size = of_product * l[k][at] * inverse * (p.similarity == TANIMOTO ? V{} + T(1) : inverse);
+        size = inverse < limit ? size : V{};
+        if (p.similarity == TANIMOTO) {
+          l[k][at] = of_product + size;
+          dconstant[at] -= size;
+          square[k][at] = T(-2) * size;
+        } else {
+          l[k][at] = of_product;
+          square[k][at] = -size;
+          plain[k][at] *= centered ? size * (T(1) / T(D)) : V{};
+        }
+      }
+    }
+    const V* G = result_gradient();
+    visit([&](int64_t offset) {
+      return [=, query = first + offset, g = G + offset, own = c[k] + parent * nb, slope = l[k] + parent * nb,
+              stretch = square[k] + parent * nb, shift = plain[k] + parent * nb, of_query = sum + offset,
+              of_vote = dv + offset - parent * D * nb, Y = Y, nb = nb](auto& vote, int64_t b) {
+        each_vote(vote, [&](int64_t row, int w, V v) {
+          const int64_t at = row * nb + b + w;
+          of_query[at] += slope[b + w] * v;
+          of_vote[at] = own[b + w] * g[at] + slope[b + w] * query[at] + stretch[b + w] * v + shift[b + w];
+        }, Y);
+      };
+    }, true);
   }
 
   void clear(V* const* panels) {
@@ -1058,12 +1282,29 @@ class Runner {
   V* memory;
   V *u[BLOCK], *du[BLOCK], *c[BLOCK], *l[BLOCK], *dc[BLOCK];  // per slot: input, couplings, logits and gradients
   V *first, *second, *sum, *other, *dv;
-  V *act[BLOCK], *dact[BLOCK], *of_total, *of_squares, *center, *constant, *mass, *dconstant;  // FIT only
+  V *act[BLOCK], *dact[BLOCK], *of_total, *of_squares, *center, *constant, *mass, *dconstant, *score;  // from FIT on
+  V *square[BLOCK], *plain[BLOCK], *logit[BLOCK];
+};
+
+// Couplings of parents that a child does not choose are products of small numbers. Below the smallest normal number the
+// processor takes over a hundred cycles per operation: while this exists, such numbers are 0.
+struct FlushDenormals {
+#if defined(__SSE2__)
+  const unsigned before = _mm_getcsr();
+  FlushDenormals() { _mm_setcsr(before | 0x8040); }  // flush to zero, and denormals are zero
+  ~FlushDenormals() { _mm_setcsr(before); }
+#endif
 };
 
 }  // namespace
 
 extern "C" {
-void torchcaps_forward(const Pass* pass) { Runner<REAL>(*pass).forward(); }  // REAL: float or double
-void torchcaps_backward(const Pass* pass) { Runner<REAL>(*pass).backward(); }
+void torchcaps_forward(const Pass* pass) {  // REAL: float or double
+  const FlushDenormals flush;
+  Runner<REAL>(*pass).forward();
+}
+void torchcaps_backward(const Pass* pass) {
+  const FlushDenormals flush;
+  Runner<REAL>(*pass).backward();
+}
 }

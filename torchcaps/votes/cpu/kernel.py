@@ -37,6 +37,10 @@ class Pass(ctypes.Structure):
         *((name, _Pointer) for name in ("activation", "constant", "mass", "squares")),
         *((name, _Pointer) for name in ("mass_gradient", "squares_gradient", "center")),
         *((f"{name}_grad", _Pointer) for name in ("activation", "constant")),
+        ("similarity", _Int),
+        ("least", ctypes.c_double),
+        *((name, _Pointer) for name in ("shared", "classifier", "score", "score_gradient")),
+        *((f"{name}_grad", _Pointer) for name in ("shared", "classifier")),
     )
 
 
@@ -102,6 +106,7 @@ class KernelCall:
         grid = wiring.grid or (1, 1)
         n_slots, columns, n_parents, outs = weight.shape
         args.kind, args.leak = kind
+        self.plan = plan
         args.lanes = pose.shape[0] * math.prod(wiring.sites)
         args.slots, args.types, args.cells = n_slots, wiring.types, wiring.cells
         args.rows, args.columns = plan.rows, columns // wiring.children_per_slot
