@@ -1,8 +1,8 @@
-"""Measure the latency of single images: onnxruntime, torch eager and torch.compile, one thread.
+"""Measure the latency of single images: onnxruntime, torch eager, its convolutions alone, torch.compile; one thread.
 
     python tools/latency.py [MODEL ...]
 
-Writes results/bench/latency.json after each model. The three programs are called in turn, with one image, for
+Writes results/bench/latency.json after each model. The programs are called in turn, with one image, for
 `N_ROUNDS` rounds; each value is the least CPU time of a call, which other processes affect less than wall time.
 """
 
@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from torchcaps import create_model
 from torchcaps.export import to_onnx
@@ -21,7 +23,7 @@ from torchcaps.export.onnx_file import start_session
 
 RECORD = Path(__file__).resolve().parent.parent / "results" / "bench" / "latency.json"
 MODELS = ("mazzia2021_mnist", "capsnet_small", "sabour2017_mnist")
-N_WARM_UP, N_ROUNDS = 3, 50
+N_WARM_UP, N_ROUNDS = 3, 200
 
 
 def least_cpu_ms(calls: dict[str, Callable[[], object]]) -> dict[str, float]:
@@ -36,6 +38,24 @@ def least_cpu_ms(calls: dict[str, Callable[[], object]]) -> dict[str, float]:
     return least
 
 
+def record_convolutions(model: nn.Module, image: Tensor) -> Callable[[], object]:
+    """Return a function that computes the convolutions of a model for an image, and nothing else."""
+    calls: list[tuple[nn.Conv2d, Tensor]] = []
+    layers = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d)]
+    hooks = [
+        layer.register_forward_pre_hook(lambda layer, inputs: calls.append((layer, inputs[0]))) for layer in layers
+    ]
+    model(image)
+    for hook in hooks:
+        hook.remove()
+
+    def compute() -> None:
+        for layer, inputs in calls:
+            F.conv2d(inputs, layer.weight, layer.bias, layer.stride, layer.padding, layer.dilation, layer.groups)
+
+    return compute
+
+
 def measure(name: str) -> dict[str, object]:
     """Return the row of one model."""
     torch.manual_seed(0)
@@ -48,6 +68,7 @@ def measure(name: str) -> dict[str, object]:
         calls = {
             "onnxruntime": lambda: session({"images": image}),
             "eager": lambda: model(image),
+            "convolutions": record_convolutions(model, image),
             "compiled": lambda: compiled(image),
         }
         least = least_cpu_ms(calls)

@@ -49,6 +49,29 @@ ROUTE_INPUTS = {
     "activation negative": Rejection(
         lambda: route(votes, EM(), -torch.ones(2, 6)), ValueError, "activation", "-1", "negative"
     ),
+    "children dtype": Rejection(
+        lambda: route(votes, "self_routing", children=pose.double()), ValueError, "children", "torch.float64", "float32"
+    ),
+    "children empty": Rejection(
+        lambda: route(votes, "self_routing", children=pose[..., :0]), ValueError, "children", "[2, 6, 0]", "one"
+    ),
+    "coefficient NaN": Rejection(
+        lambda: route(votes, Dynamic(prior=True), coefficients={"prior": with_nan(6, 3)}),
+        ValueError,
+        "coefficients['prior']",
+        "18",
+        "finite",
+    ),
+    "coefficient dtype": Rejection(
+        lambda: route(votes, Dynamic(prior=True), coefficients={"prior": torch.zeros(6, 3).double()}),
+        ValueError,
+        "coefficients['prior']",
+        "torch.float64",
+        "float32",
+    ),
+    "coefficients list": Rejection(
+        lambda: route(votes, Dynamic(prior=True), coefficients=[0.0]), TypeError, "coefficients", "list", "mapping"
+    ),
     "unknown coefficient": Rejection(
         lambda: route(votes, Dynamic(prior=True), coefficients={"priors": torch.zeros(6, 3)}),
         ValueError,

@@ -152,5 +152,19 @@ def test_routings_without_fixed_point_are_rejected(inner: Routing, reason: str) 
         Equilibrium(inner)
 
 
+def test_temperature_schedule_is_rejected_when_built() -> None:
+    with pytest.raises(ValueError, match="activations=True"):
+        Equilibrium(InvertedAttention(activations=True))
+
+
+def test_number_of_iterations_of_the_routing_is_ignored() -> None:
+    """Heinsen routing with one iteration lacks the coefficients of the others."""
+    torch.manual_seed(0)
+    first, second = (DenseCapsules(6, 4, 3, 4, routing=Equilibrium(Heinsen(n))) for n in (1, 2))
+    second.load_state_dict(first.state_dict())
+    pose = torch.randn(2, 6, 4)
+    assert torch.equal(first(pose).pose, second(pose).pose)
+
+
 def test_routing_by_name() -> None:
     assert Equilibrium("kmeans") == Equilibrium(KMeans())

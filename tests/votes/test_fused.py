@@ -118,3 +118,11 @@ def test_second_derivatives_and_batched_gradients(routing: Any) -> None:
         found.append([first.detach(), second, jacobian])
     for actual, expected in zip(*found, strict=True):
         assert relative_rms(actual, expected) < DOUBLE
+
+
+def test_denormal_couplings_count_as_zero() -> None:
+    """A product of two small numbers that float32 can only represent as a denormal one, which is slow, becomes 0."""
+    pose, weight = torch.full((16, 4, 1), 1e-20), torch.full((4, 1, 2, 1), 1e-20)
+    streamed = StreamedVotes(pose, weight, None, 1, Wiring(4))
+    assert not streamed.sum(torch.rand(16, 4, 2)).any()
+    assert float(torch.tensor(1e-20) * 1e-20) > 0  # outside of the kernel nothing changes

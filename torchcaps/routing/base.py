@@ -277,6 +277,12 @@ class Routing:
         """
         raise TypeError(f"{type(self).__name__} must define step()")
 
+    def check_fixed_point(self) -> None:
+        """Raise a ValueError if the iteration has no fixed point that `Equilibrium` can solve for."""
+        if type(self).pack is Routing.pack:
+            reason = "accumulates its logits" if self.iterations > 1 else "has no iterations"
+            raise ValueError(f"Equilibrium: {type(self).__name__} has no fixed point to solve for: it {reason}")
+
     # For `Equilibrium` -----------------------------------------------------------------------------------------
 
     def pack(self, state: State) -> tuple[Tensor, ...]:

@@ -1,7 +1,7 @@
 """Equilibrium routing: an iterative routing solved to its fixed point, with an implicit gradient."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import torch
@@ -110,9 +110,7 @@ class Equilibrium(Routing):
         check_range(self, "tolerance", 0, strict=True)
         check_range(self, "backward_tolerance", 0, strict=True)
         check_range(self, "damping", 0, 1, strict=True)
-        if type(self.inner).pack is Routing.pack:
-            reason = "accumulates its logits" if self.inner.iterations > 1 else "has no iterations"
-            raise ValueError(f"Equilibrium: {type(self.inner).__name__} has no fixed point to solve for: it {reason}")
+        self.inner.check_fixed_point()
 
     @property
     def inner(self) -> Routing:
@@ -152,8 +150,8 @@ class Equilibrium(Routing):
         self.inner.check(geometry)
 
     def coefficients(self, geometry: Geometry) -> dict[str, Coefficient]:
-        """Return the tensors of the routing."""
-        return self.inner.coefficients(geometry)
+        """Return the tensors of the routing with several iterations, whatever their number."""
+        return replace(self.inner, iterations=max(2, self.inner.iterations)).coefficients(geometry)
 
     def init_weight(self, weight: Tensor, geometry: Geometry) -> None:
         """Initialise as the routing does."""

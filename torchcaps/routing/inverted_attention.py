@@ -106,10 +106,13 @@ class InvertedAttention(Routing):
             pose = F.layer_norm(total, total.shape[-1:], coefficients["gamma"], coefficients["beta"])
         return State(pose=pose, activation=activation, coupling=coupling, logits=logits)
 
-    def pack(self, state: State) -> tuple[Tensor, ...]:
-        """Return the parents."""
+    def check_fixed_point(self) -> None:
+        """Raise a ValueError if activations are enabled, whose temperature depends on the iteration."""
         if self.activations:
             raise ValueError("Equilibrium can't solve for InvertedAttention(activations=True): use EM")
+
+    def pack(self, state: State) -> tuple[Tensor, ...]:
+        """Return the parents."""
         assert state.pose is not None
         return (state.pose,)
 

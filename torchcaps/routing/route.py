@@ -84,6 +84,11 @@ def route(
         if not isinstance(children, Tensor) or children.dim() != 3 or children.shape[:2] != votes.shape[:2]:
             got = list(children.shape) if isinstance(children, Tensor) else type(children).__name__
             raise ValueError(f"children must be a tensor [{votes.shape[0]}, {slots}, K], one pose per child, got {got}")
+        if not children.shape[-1]:
+            raise ValueError(f"children must have at least one pose element, got {list(children.shape)}")
+        check_float(children, "children")
+        if children.dtype != votes.dtype:
+            raise ValueError(f"children must have the dtype of the votes, {votes.dtype}, got {children.dtype}")
     geometry = Geometry(slots, parents, dim, rows=1, columns=dim, types=slots, child_dim=poses.shape[-1])
     routing.check(geometry)
     if routing.residual:
@@ -95,6 +100,8 @@ def route(
     check_non_negative(activation, "activation")
     factors = [votes] if activation is None else [votes, activation]
     check_magnitude(routing.max_vote(votes.dtype), f"votes of {type(routing).__name__}", "votes", *factors)
+    if coefficients is not None and not isinstance(coefficients, Mapping):
+        raise TypeError(f"coefficients must be a mapping of names to tensors, got {type(coefficients).__name__}")
     tensors = dict(coefficients or {})
     declared = routing.coefficients(geometry)
     for name, value in tensors.items():
@@ -113,6 +120,13 @@ def route(
             tensors[name] = votes.new_full(size, coefficient.init, dtype=coefficient.dtype)
         elif tensors[name].shape != torch.Size(size):
             raise ValueError(f"coefficients[{name!r}] must have shape {list(size)}, got {list(tensors[name].shape)}")
+        elif not tensors[name].is_floating_point():
+            tensors[name] = tensors[name].to(coefficient.dtype or votes.dtype)  # such as a mask of bools
+        elif tensors[name].dtype not in (votes.dtype, coefficient.dtype):
+            raise ValueError(
+                f"coefficients[{name!r}] must have the dtype of the votes, {votes.dtype}, got {tensors[name].dtype}"
+            )
+        check_finite(tensors[name], f"coefficients[{name!r}]")
     with disable_autocast(votes):
         result, states = run_routing(routing, tensors, DenseVotes(votes, routing.wire(slots)), capsules, trace)
     return (result, states) if trace else result

@@ -4,6 +4,7 @@ Each equals the definition in `torchcaps.votes.base.Votes`, which is used if the
 """
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -88,8 +89,8 @@ class FusedVotes(Votes):
             "classifier": classifier.transpose(1, 2).contiguous(),  # [I, K, J]
             "shared": offset,
         }
-        is_own = pose is self._tensors[0] and self.wiring.slot_kind == "capsule"
-        if not is_own or not self._fuses(inputs):
+        is_own = not torch.compiler.is_compiling() and pose is self._tensors[0]
+        if not is_own or self.wiring.slot_kind != "capsule" or not self._fuses(inputs):
             return super().choose(pose, activation, classifier, offset)
 
         def define(votes: Votes, found: Mapping[str, Tensor]) -> Fused:
@@ -118,7 +119,8 @@ class FusedVotes(Votes):
         if self._couplings or not fit_is_supported(self._plan, inputs):
             return super().fit(activation, density, least_mass, more_mass, gain)
         # a closure of self would keep the children alive
-        rows, wiring, streamed = self._plan.rows, self.wiring, type(self)
+        rows, wiring = self._plan.rows, self.wiring
+        streamed: Any = type(self)
 
         def define(
             stored: bool, pose: Tensor, weight: Tensor, bias: Tensor | None, activation: Tensor, *density: Tensor
@@ -140,13 +142,15 @@ class FusedVotes(Votes):
     def _fuses(self, inputs: Mapping[str, Tensor | None]) -> bool:
         """Return whether the kernel computes couplings and sums in one pass: parents of one position compete."""
         given = [tensor for tensor in inputs.values() if tensor is not None]
-        is_local = not self._couplings and self.wiring.is_local
-        return is_local and kernel_supports(reductions.Attend, self.wiring, *self._tensors, *given)
+        if torch.compiler.is_compiling() or self._couplings or not self.wiring.is_local:
+            return False
+        return kernel_supports(reductions.Attend, self.wiring, *self._tensors, *given)
 
     def _fuse(self, kind: int, define: FusedDefinition, inputs: Mapping[str, Tensor | None], *options: float) -> Fused:
         """Return sum and mass, computed by the kernel; ``define`` computes the same from votes and inputs."""
         named = dict(zip(("pose", "weight", "bias"), self._tensors, strict=True)) | dict(inputs)
-        names, plan, streamed = tuple(named), self._plan, type(self)
+        names, plan = tuple(named), self._plan
+        streamed: Any = type(self)
 
         def of_tensors(stored: bool, *tensors: Tensor | None) -> Fused:
             found = {name: tensor for name, tensor in zip(names, tensors, strict=True) if tensor is not None}

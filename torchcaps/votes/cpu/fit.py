@@ -12,7 +12,7 @@ __all__ = ["fit_backward", "fit_forward"]
 
 FIT = 5  # in the enum Kind of kernel.cpp
 
-Inputs = tuple[Tensor | None, ...]  # see NAMES; pose and weight are given
+Inputs = tuple[Tensor, Tensor, *tuple[Tensor | None, ...]]  # see NAMES
 NAMES = ("pose", "weight", "bias", "activation", "constant", "first", "second", "shared")  # of the kernel
 
 
@@ -22,7 +22,6 @@ def fit_forward(
     """Return mass, total, squares and gained sum of each parent: see `torchcaps.votes.base.Votes.fit`."""
     call = make_call(FIT, plan, dict(zip(NAMES, inputs, strict=True)))
     pose = inputs[0]
-    assert pose is not None
     total = pose.new_empty(pose.shape[0], *plan.wiring.sites, call.args.parents, call.dim)
     mass, squares = total.new_empty(total.shape[:-1]), torch.empty_like(total)
     gained = torch.empty_like(mass) if inputs[7] is not None else torch.zeros_like(mass)
@@ -66,7 +65,7 @@ def fit_backward(
     total_gradient = total_gradient + through_mean
     if more_mass:
         mass_gradient = mass_gradient - torch.where(small, 0, through_mean * center).sum(-1)
-    by_name = dict(zip(NAMES, inputs, strict=True))
+    by_name: dict[str, Tensor | None] = dict(zip(NAMES, inputs, strict=True))
     call = make_call(FIT, plan, by_name)
     call.set_pointers(gradient=total_gradient, mass_gradient=mass_gradient, squares_gradient=squares_gradient)
     call.set_pointers(center=center, score_gradient=None if by_name["shared"] is None else gained_gradient)
