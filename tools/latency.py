@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -40,7 +41,7 @@ def least_cpu_ms(calls: dict[str, Callable[[], object]]) -> dict[str, float]:
 
 def record_convolutions(model: nn.Module, image: Tensor) -> Callable[[], object]:
     """Return a function that computes the convolutions of a model for an image, and nothing else."""
-    calls: list[tuple[nn.Conv2d, Tensor]] = []
+    calls: list[tuple[Any, Tensor]] = []
     layers = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d)]
     hooks = [
         layer.register_forward_pre_hook(lambda layer, inputs: calls.append((layer, inputs[0]))) for layer in layers
