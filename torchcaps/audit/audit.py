@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchcaps.audit import checks
+from torchcaps.audit import checks, layers
+from torchcaps.audit.layers import Strides
 from torchcaps.audit.own import claims_of, example_labels
 from torchcaps.audit.probe import AuditArgumentError, Probe, one_line
 from torchcaps.audit.report import AuditReport, AuditVerdict, Finding
@@ -31,7 +32,7 @@ def audit(
     *,
     labels: Tensor | None = None,
     permuted: Mapping[str, Mapping[str, Sequence[int]]] | None = None,
-    translated: Mapping[str, int] | None = None,
+    translated: Strides | None = None,
     primary: str | None = None,
     couplings: Couplings | None = None,
     coupling_axis: int = -1,
@@ -49,9 +50,11 @@ def audit(
         example_input: images, at least two.
         labels: labels of the images, if the module takes them.
         permuted: names of layers whose input is ``[B, children, ...]`` and that should not depend on the order of the
-            children, each with the axes of children of its parameters: ``{"digits": {"weight": [0]}}``.
-        translated: names of convolutional layers with their stride: ``{"caps1": 2}``.
-        primary: name of the primary capsule layer, with input ``[B, C, H, W]``.
+            children, each with the axes of children of its parameters: ``{"digits": {"weight": [0]}}``. Without
+            parameters, the children are on the second axis.
+        translated: names of convolutional layers with their stride: ``{"caps1": 2}``. The axes of the grid may be in
+            any position, rows before columns.
+        primary: name of the primary capsule layer, with input ``[B, C, H, W]``. The empty name is the module itself.
         couplings: function of module and images that returns couplings, if the module can provide them.
         coupling_axis: axis over which they are claimed to sum to 1.
         lengths: function of the output that returns values that are claimed to be in ``[0, 1)``.
@@ -74,14 +77,14 @@ def audit(
     reasons = {**own, **(unclaimed or {})}
     permuted = {**claims.permuted, **(permuted or {})}
     translated = {**claims.translated, **(translated or {})}
-    primary = primary or claims.primary
+    primary = claims.primary if primary is None else primary
     lengths = lengths or claims.lengths
     named = _named_couplings(couplings, coupling_axis) or claims.couplings
     decodes = labels is not None
     missing = {
         "permutation_invariance": None if permuted else "no layer was named: pass permuted=",
         "translation_equivariance": None if translated else "no layer was named: pass translated=",
-        "primary_positions": None if primary else "no layer was named: pass primary=",
+        "primary_positions": None if primary is not None else "no layer was named: pass primary=",
         "coupling_sums": None if named else "no couplings: pass couplings=",
         "decoder_labels": None if decodes else "the module was called without labels: pass labels=",
         "length_range": None if lengths else "no lengths: pass lengths=",
@@ -92,9 +95,9 @@ def audit(
         "batch_of_one": lambda: checks.batch_of_one(probe),
         "finite_values": lambda: checks.finite_values(probe),
         "parameter_gradients": lambda: checks.parameter_gradients(probe),
-        "permutation_invariance": lambda: checks.permutation_invariance(probe, permuted),
-        "translation_equivariance": lambda: checks.translation_equivariance(probe, translated),
-        "primary_positions": lambda: checks.primary_positions(probe, str(primary)),
+        "permutation_invariance": lambda: layers.permutation_invariance(probe, permuted),
+        "translation_equivariance": lambda: layers.translation_equivariance(probe, translated),
+        "primary_positions": lambda: layers.primary_positions(probe, str(primary)),
         "coupling_sums": lambda: checks.coupling_sums(_evaluate_couplings(probe, named)),
         "decoder_labels": lambda: checks.decoder_labels(probe),
         "length_range": lambda: checks.length_range(probe, _checked_lengths(lengths)),

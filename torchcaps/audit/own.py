@@ -30,7 +30,7 @@ class Claims:
     """
 
     permuted: dict[str, dict[str, list[int]]] = field(default_factory=dict)
-    translated: dict[str, int] = field(default_factory=dict)
+    translated: dict[str, int | tuple[int, int]] = field(default_factory=dict)
     primary: str | None = None
     couplings: Callable[[nn.Module, Tensor], list[tuple[str, Tensor, int]]] | None = None
     lengths: Callable[[Any], Tensor] | None = None
@@ -43,7 +43,7 @@ def claims_of(module: nn.Module) -> Claims:
     for name, layer in module.named_modules():
         if isinstance(layer, PrimaryCapsules):
             claims.primary = name
-            claims.translated[name] = layer.stride[0]
+            claims.translated[name] = layer.stride
         elif isinstance(layer, CapsuleLayer):
             _add_layer(claims, name, layer)
     if isinstance(module, CapsuleNetwork):
@@ -90,8 +90,10 @@ def _add_layer(claims: Claims, name: str, layer: CapsuleLayer) -> None:
             reasons["translation_equivariance"] = (
                 "without activations, the padding is absent but children of zeros are not"
             )
+        if layer.routing.competition == "global" and tuple(layer.kernel_size) != (1, 1):
+            reasons["translation_equivariance"] = f"in {name!r}, children at the border compete in fewer windows"
         if "translation_equivariance" not in reasons:
-            claims.translated[name] = layer.stride[0]
+            claims.translated[name] = layer.stride
     claims.unclaimed |= reasons
 
 

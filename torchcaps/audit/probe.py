@@ -11,15 +11,18 @@ from torch.utils import _pytree as pytree
 from torchcaps.nn import CapsuleStack
 
 __all__ = [
+    "MAX_DIFFERENCE",
     "AuditArgumentError",
     "LayerInputs",
     "Probe",
     "call_layer",
     "captured_inputs",
-    "flat_pose",
+    "first_tensor",
     "largest_difference",
     "one_line",
 ]
+
+MAX_DIFFERENCE = 1e-4  # of equal mathematics in another order, in float32, relative to max(1, |y|)
 
 LayerInputs = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments
 
@@ -72,6 +75,7 @@ class Probe:
             )
         try:
             self.module = copy.deepcopy(module).cpu()
+            self.unused = copy.deepcopy(self.module)
         except Exception as error:
             raise AuditArgumentError(f"module can't be copied, as an audit does: {one_line(error)}") from error
         self.example, self.labels = example.detach().clone(), labels
@@ -106,6 +110,12 @@ class Probe:
                 f"the module must return floating-point tensors with one row per image ({len(self.example)}), in any "
                 f"structure of tuples, lists and dicts, got {_describe(value)}"
             )
+
+    def restart(self) -> "Probe":
+        """Return a probe of a new copy of the module, which was not called yet."""
+        probe = Probe(self.unused, self.example, self.labels)
+        probe.needs_labels = self.needs_labels
+        return probe
 
     def evaluate(self, images: Tensor, labels: Tensor | None = None) -> list[Tensor]:
         """Return the outputs in evaluation mode: all floating-point tensors with one row per image."""
@@ -178,7 +188,6 @@ def call_layer(layer: nn.Module, inputs: LayerInputs) -> list[Tensor]:
         return [t for t in pytree.tree_leaves(value) if isinstance(t, Tensor) and t.is_floating_point()]
 
 
-def flat_pose(value: Any) -> Tensor:
-    """Return the poses of a layer's output as ``[B, capsules, D]``: its first floating-point tensor."""
-    pose = next(t for t in pytree.tree_leaves(value) if isinstance(t, Tensor) and t.is_floating_point())
-    return pose if pose.dim() == 3 else pose.flatten(1, -2)
+def first_tensor(value: Any) -> Tensor:
+    """Return the first floating-point tensor of an output."""
+    return next(t for t in pytree.tree_leaves(value) if isinstance(t, Tensor) and t.is_floating_point())

@@ -94,3 +94,8 @@ class AuditReport:
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""
         return {"name": self.name, "passed": self.passed, "findings": [f.to_json() for f in self.findings]}
+
+
+def make_finding(check: str, is_good: bool, tried: str, result: str, why: str, **numbers: float) -> Finding:
+    """Return the finding of a check that passed or failed."""
+    return Finding(check, AuditVerdict.PASSED if is_good else AuditVerdict.FAILED, tried, result, why, numbers)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torchcaps._core.registry import import_object, is_import_path
 from torchcaps.audit import AuditReport, AuditVerdict, audit
 from torchcaps.audit.probe import one_line
-from torchcaps.cli.command_line import append_working_directory
+from torchcaps.cli.command_line import CommandLine, append_working_directory
 from torchcaps.cli.console import ExitCode, print_table, print_text, start_table
 from torchcaps.cli.options import add_trust_flag, load_runs
 from torchcaps.cli.parser import Parser
@@ -33,33 +33,45 @@ DESCRIPTION = (
 EXAMPLES = (
     "torchcaps audit runs/capsnet_digits-digits-1",
     "torchcaps audit my_module.CapsNet --image 1,28,28 --primary primary_capsules --classes 10",
+    "torchcaps audit my_module.CapsNet --classes 10 --one-hot --permuted digit_capsules:weight=0",
     "torchcaps audit tsai2020_cifar10 --json",
 )
 
 
 def audit_command(arguments: list[str]) -> None:
     """Audit a run, a model or any module."""
+    line = CommandLine.split(arguments, ("--one-hot",))
     parser = Parser("torchcaps audit", DESCRIPTION, examples=EXAMPLES)
     parser.add_argument("target", help="run directory, name of a model, or import path of a module")
     text = "shape of the images of a module given by import path: channels, height, width"
     parser.add_argument("--image", type=tuple[int, int, int], default=(1, 28, 28), help=text)
     text = "number of classes of a module given by import path, if it is called with labels in training"
     parser.add_argument("--classes", type=int | None, help=text)
+    parser.add_argument("--one-hot", type=bool, default=False, help="with --classes: pass labels as one-hot rows")
     text = "name of the primary capsule layer, as in named_modules()"
     parser.add_argument("--primary", type=str | None, help=text)
-    text = "name of a layer that must not depend on the order of its children; it must have no matrix per child"
+    text = (
+        "name of a layer that must not depend on the order of its children, and the axis of children of its parameter, "
+        "if it has one, as in digits:weight=0"
+    )
     parser.add_argument("--permuted", type=str | None, help=text)
     text = "name and stride of a convolutional layer, as in caps1=2"
     parser.add_argument("--translated", type=str | None, help=text)
     parser.add_argument("--seed", type=int, default=0, help="seed of the random images and of a new model's weights")
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_trust_flag(parser)
-    options, _ = parser.parse(arguments)
+    options, _ = parser.parse(line)
+    if options.one_hot and options.classes is None:
+        parser.error("--one-hot needs --classes, the number of columns")
     torch.manual_seed(options.seed)
     module, images, labels = _load(options)
     named: dict[str, Any] = {"primary": options.primary, "labels": labels}
     if options.permuted is not None:
-        named["permuted"] = {options.permuted: {}}
+        name, has_parameter, parameter = options.permuted.partition(":")
+        key, _, axis = parameter.partition("=")
+        if has_parameter and not (key and axis.isdigit()):
+            parser.error(f"--permuted must be NAME or NAME:PARAMETER=AXIS, got {options.permuted!r}")
+        named["permuted"] = {name: {key: [int(axis)]} if has_parameter else {}}
     if options.translated is not None:
         name, _, stride = options.translated.partition("=")
         if not stride.isdigit() or not int(stride):
@@ -88,6 +100,8 @@ def _load(options: Any) -> tuple[nn.Module, Tensor, Tensor | None]:
     if isinstance(module, Network):
         return module, torch.rand(N_IMAGES, *module.spec.image), None
     labels = None if options.classes is None else torch.arange(N_IMAGES) % options.classes
+    if options.classes is not None and options.one_hot:
+        labels = torch.eye(options.classes)[torch.arange(N_IMAGES) % options.classes]
     return module, torch.rand(N_IMAGES, *options.image), labels
 
 
