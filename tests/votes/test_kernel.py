@@ -32,20 +32,24 @@ def write_script(path: Path, text: str) -> Path:
 def test_fallback_without_a_working_compiler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A disabled kernel, a compiler that fails or can't be run, a cache that can't be written: never an error."""
+    """A disabled kernel, no compiler, one that fails or can't be run, a cache that can't be written: never an error."""
     failing = write_script(tmp_path / "failing", "#!/bin/sh\necho 'kernel.cpp:1: error: no' >&2\nexit 1\n")
     invalid = write_script(tmp_path / "invalid", "not a program")
     quick = write_script(tmp_path / "quick", '#!/bin/sh\nexec c++ "$@" -O0\n')  # the last -O flag wins
     (tmp_path / "file").write_text("")
+    without_compiler = {"PATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "three")}
     cases = [  # changed environment, whether there is a kernel, the program that the warning names
         ({build.DISABLE_VARIABLE: "0"}, False, ""),
         ({"CXX": str(failing), "XDG_CACHE_HOME": str(tmp_path / "one")}, False, str(failing)),
         ({"CXX": str(failing), "XDG_CACHE_HOME": str(tmp_path / "one")}, False, ""),  # the failure is cached
         ({"CXX": str(invalid), "XDG_CACHE_HOME": str(tmp_path / "two")}, False, str(invalid)),
+        (without_compiler, False, "C++ compiler"),
+        (without_compiler, False, ""),  # printed once per process
     ]
     if all_cases():  # falls back to the temporary directory
         cases.append(({"CXX": str(quick), "XDG_CACHE_HOME": str(tmp_path / "file")}, True, "compiling"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    build._print_missing_compiler.cache_clear()
     for changes, has_kernel, warning in cases:
         with monkeypatch.context() as patch:
             patch.delenv(build.DISABLE_VARIABLE, raising=False)

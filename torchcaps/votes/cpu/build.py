@@ -60,6 +60,7 @@ def load_library(dtype: torch.dtype = torch.float32) -> ctypes.CDLL | None:
                 if _is_intact(path):
                     return ctypes.CDLL(str(path))
     if compiler is None:
+        _print_missing_compiler()
         return None
     for directory in _cache_directories():
         try:
@@ -77,6 +78,17 @@ def load_library(dtype: torch.dtype = torch.float32) -> ctypes.CDLL | None:
         except OSError:  # not writable: try the next directory
             continue
     return None
+
+
+@functools.cache
+def _print_missing_compiler() -> None:
+    """Print, once per process, how capsule layers become faster."""
+    print(
+        "torchcaps: no C++ compiler (c++, g++ or clang++) was found to build the CPU kernel, falling back to slower "
+        f"torch code: install one, or set {DISABLE_VARIABLE}=0 to hide this note",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def _cache_directories() -> Iterator[Path]:
