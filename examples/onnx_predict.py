@@ -19,7 +19,8 @@ import onnxruntime
 def main(model: str, image: str) -> None:
     """Print the three classes with the highest scores."""
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
-    meta = {key: json.loads(value) for key, value in session.get_modelmeta().custom_metadata_map.items()}
+    texts = session.get_modelmeta().custom_metadata_map
+    meta = {key: json.loads(texts[key]) for key in ("classes", "image", "scale", "mean", "std")}
     pixels = np.load(image, allow_pickle=False).astype(np.float32)
     pixels = pixels.reshape(*pixels.shape[:2], -1).transpose(2, 0, 1)  # [channels, height, width]
     if list(pixels.shape) != meta["image"]:

@@ -103,6 +103,8 @@ def test_quantisation(kind: Any, exported: Path, tmp_path: Path) -> None:
     images = torch.rand(4, 1, 28, 28)
     found, expected = (load_onnx(path).model(images).scores for path in (target, exported))
     assert 0 < float((found - expected).abs().max()) < 0.02
+    metadata, original = ({p.key: p.value for p in onnx.load(path).metadata_props} for path in (target, exported))
+    assert metadata == original  # each value is JSON, also for programs that read all of them
 
 
 # hostile files ---------------------------------------------------------------------------------------------

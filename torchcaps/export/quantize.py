@@ -57,6 +57,8 @@ def _quantize_dynamic(model: Any) -> Any:
         finally:
             logging.disable(logging.NOTSET)
         quantized = onnx.load(path)
+    del quantized.metadata_props[:]  # the quantiser adds a key whose value is not JSON
+    quantized.metadata_props.extend(model.metadata_props)
     used = {node.domain for node in quantized.graph.node}
     for entry in [entry for entry in quantized.opset_import if entry.domain not in used]:
         quantized.opset_import.remove(entry)
