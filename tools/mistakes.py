@@ -20,7 +20,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.audit.mistakes import MISTAKES, CapsNet, LeakedLabels
+from tests.audit.mistakes import MISTAKES, CapsNet, LeakedLabels, ScrambledWindowsNet, WindowedNet
 from torchcaps._core.stats import NORMAL_QUANTILE, student_quantile
 from torchcaps.data import create_dataset
 from torchcaps.losses import MarginLoss
@@ -28,6 +28,9 @@ from torchcaps.losses import MarginLoss
 RECORD = Path(__file__).resolve().parent.parent / "results" / "bench" / "mistakes.json"
 BATCH_SIZE = 50
 CORRECT = "correct network"
+WINDOWED, SCRAMBLED = "correct network with a capsule convolution", "windows unfolded with the wrong axes"
+NETWORKS = {CORRECT: CapsNet, WINDOWED: WindowedNet, SCRAMBLED: ScrambledWindowsNet}
+REFERENCES = {SCRAMBLED: WINDOWED}  # of all others: CORRECT
 TRAINED = (
     CORRECT,
     "softmax over children",
@@ -37,6 +40,8 @@ TRAINED = (
     "dropout in evaluation",
     "children detached",
     "no squash",
+    WINDOWED,
+    SCRAMBLED,
 )
 
 
@@ -76,7 +81,7 @@ def errors(model: CapsNet, images: Tensor, labels: Tensor, batch_size: int = BAT
 def measure(name: str, epochs: int, seed: int) -> dict[str, Any]:
     """Train one network; return its errors on the test digits and the numbers that belong to its mistake."""
     images, labels = load("test")
-    model = train(CapsNet if name == CORRECT else MISTAKES[name][0], epochs, seed)
+    model = train(NETWORKS.get(name) or MISTAKES[name][0], epochs, seed)
     row: dict[str, Any] = {"name": name, "epochs": epochs, "seed": seed, "errors": errors(model, images, labels)}
     if name == CORRECT:
         row["leak"] = measure_leak(model, images, labels)
@@ -144,9 +149,10 @@ def show(rows: list[dict[str, Any]], n_images: int) -> None:
         own = [row for row in rows if row["name"] == name]
         accuracies = ", ".join(f"{100 * (1 - len(row['errors']) / n_images):.1f}" for row in own)
         text = ""
-        if name != CORRECT:
+        if name not in (CORRECT, WINDOWED):
             seeds = {row["seed"] for row in own}
-            reference = [row for row in rows if row["name"] == CORRECT and row["seed"] in seeds]
+            correct = REFERENCES.get(name, CORRECT)
+            reference = [row for row in rows if row["name"] == correct and row["seed"] in seeds]
             mean, half = interval(own, reference, n_images)
             text = f"{100 * mean:+.1f} ({100 * (mean - half):+.1f} to {100 * (mean + half):+.1f})"
         print(f"| {name} | {accuracies} % | {text} |")

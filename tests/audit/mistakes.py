@@ -43,9 +43,9 @@ class UndefinedAtZero(PrimaryCapsules):
 class DigitCapsules(nn.Module):
     """Dynamic routing from ``[B, I, 8]`` to ``[B, 10, 8]``."""
 
-    def __init__(self, children: int) -> None:
+    def __init__(self, children: int, dim: int = 8) -> None:
         super().__init__()
-        self.weight = nn.Parameter(0.1 * torch.randn(children, 8, 10, 8))
+        self.weight = nn.Parameter(0.1 * torch.randn(children, dim, 10, 8))
 
     def votes(self, children: Tensor) -> Tensor:
         return torch.einsum("bik,ikjd->bijd", children, self.weight)
@@ -180,6 +180,29 @@ class ConvolutionalScramble(nn.Module):
         windows = windows.permute((0, 1, 2, 5, 6, 3, 4) if self.correct else (0, 3, 4, 5, 6, 1, 2))
         slots = windows.reshape(batch, height, width, 27, 4)
         return torch.einsum("bhwik,ikd->bhwid", slots, self.weight).unflatten(3, (9, 3)).sum(3)
+
+
+class WindowedNet(CapsNet):
+    """A capsule convolution over 3x3 windows between the primary and the digit capsules."""
+
+    correct = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.primary = nn.Conv2d(16, 3 * 4, 9, stride=2)
+        self.windows = ConvolutionalScramble(self.correct)
+        self.digits = DigitCapsules(4 * 4 * 3, 4)
+
+    def encode(self, images: Tensor) -> Tensor:
+        features = self.primary(F.relu(self.conv(images)))
+        pose = PrimaryCapsules.squash(features.unflatten(1, (3, 4)).permute(0, 3, 4, 1, 2))
+        return PrimaryCapsules.squash(self.windows(pose)).flatten(1, 3)
+
+
+class ScrambledWindowsNet(WindowedNet):
+    """Windows unfolded with the wrong axes."""
+
+    correct = False
 
 
 # Each mistake with the check that must find it.

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.audit.mistakes import MISTAKES, CapsNet, ConvolutionalScramble
+from tests.audit.mistakes import MISTAKES, CapsNet, ConvolutionalScramble, ScrambledWindowsNet, WindowedNet
 from tests.cli.commands import run_command, usage_error
 from tests.contract.cases import CASES, Case, over
 from tests.models.narrow import batch, narrow, sample_models
@@ -53,6 +53,12 @@ def test_scrambled_windows_are_not_equivariant(correct: bool) -> None:
     report = audit(ConvolutionalScramble(correct), torch.randn(2, 8, 8, 3, 4), translated={"": 1})
     expected = AuditVerdict.PASSED if correct else AuditVerdict.FAILED
     assert report["translation_equivariance"].verdict is expected
+
+
+@pytest.mark.parametrize("network", [WindowedNet, ScrambledWindowsNet])
+def test_scrambled_windows_inside_of_a_network(network: type[WindowedNet]) -> None:
+    report = audit(network(), images(), **OPTIONS | {"primary": None, "permuted": None}, translated={"windows": 1})
+    assert [f.check for f in report.failures] == ([] if network.correct else ["translation_equivariance"])
 
 
 @pytest.mark.parametrize("name", sample_models(list_models(), 12))
