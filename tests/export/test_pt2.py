@@ -12,6 +12,7 @@ from tests.tolerances import SAME, relative_rms
 from torchcaps.export import ParityError, to_pt2
 from torchcaps.export.program import all_nodes
 from torchcaps.nn import ConvCapsules, DenseCapsules
+from torchcaps.routing import Equilibrium
 
 SCRIPT = """
 import sys
@@ -54,6 +55,13 @@ def test_plain_program_loads_without_torchcaps(tmp_path: Path) -> None:
     assert isinstance(found, dict)
     assert tuple(found) == result.outputs
     assert relative_rms(found["parent_pose"], layer(pose).pose) < SAME[torch.float32]
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_solver_with_streamed_votes(plain: bool, tmp_path: Path) -> None:
+    routing = Equilibrium(max_steps=2)
+    layer = DenseCapsules(3, 2, 2, 2, routing=routing, streamed=True)
+    assert to_pt2(layer, tmp_path / "layer.pt2", example=torch.randn(2, 3, 2), plain=plain).parity.difference < 1e-5
 
 
 def test_disagreement_leaves_no_file(tmp_path: Path) -> None:

@@ -176,15 +176,15 @@ def prepare(module: nn.Module, stored: bool) -> nn.Module:
 
     Args:
         module: the module; it is not changed.
-        stored: let all capsule layers store their votes, so that the graph has no operators of torchcaps.
+        stored: let all capsule layers store their votes, so that the graph has no operators of torchcaps. Layers with
+            a solver always do: torch can't export its steps with streamed votes ("wrap_with_autocast is missing val").
     """
     if not isinstance(module, Network | CapsuleLayer):
         raise TypeError(f"model must be a torchcaps model or a capsule layer, got {type(module).__name__}")
     module = copy.deepcopy(module).to("cpu", torch.float32).eval().requires_grad_(False)
-    if stored:
-        for layer in module.modules():
-            if isinstance(layer, CapsuleLayer):
-                layer.votes_factory = _store_votes
+    for layer in module.modules():
+        if isinstance(layer, CapsuleLayer) and (stored or layer.routing.approximate):
+            layer.votes_factory = _store_votes
     return module
 
 
