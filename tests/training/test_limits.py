@@ -13,9 +13,11 @@ import yaml
 from PIL import Image
 
 from tests.cli.commands import usage_error
+from torchcaps.cli import main
 from torchcaps.models import create_model
 from torchcaps.profiling.memory import forward_memory
 from torchcaps.training import CheckpointError, RunError, RunSpec, limits, load_run, resume
+from torchcaps.training import run as training_run
 from torchcaps.training.checkpoint import read_checkpoint, write_checkpoint
 
 LAST = "checkpoints/last.safetensors"
@@ -54,6 +56,7 @@ def test_iterations_are_limited(routing: str, fields: dict[str, Any], crafted: P
     commands = [("predict", "run", "image.png")]
     if routing == "Dynamic":
         commands += [("evaluate", "run"), ("analyze", "run", "dead"), ("train", "--resume", "run")]
+        commands += [("train", "--config", "run/config.yaml", "--max-train-images", "20", "--out", "new")]
     for command in commands:
         message = usage_error(*command)
         assert "1,000" in message
@@ -61,14 +64,43 @@ def test_iterations_are_limited(routing: str, fields: dict[str, Any], crafted: P
 
 
 def test_the_number_of_modules_is_limited(crafted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "MAX_MODULES", 300)
+    monkeypatch.setattr(limits, "MAX_PARTS", 300)
     change_model(crafted, hidden=[8] * 400)
+    created: list[torch.nn.Linear] = []
+    monkeypatch.setattr(torch.nn.Linear, "reset_parameters", lambda layer: created.append(layer))
     for load in (load_run, resume):
         with pytest.raises(CheckpointError, match="more than 300 modules"):
             load(crafted)
+    assert len(created) < 2 * 150  # although a list of layers is registered only after all are created
     with pytest.raises(CheckpointError, match="modules"):
         limits.build_on_meta(RunSpec.of("byerly2021_cifar10", depth=10**9))
     assert len(list(create_model("capsnet_small").modules())) > 1  # the limit ends with the function
+
+
+def test_memory_of_a_training_that_a_file_asks_for_is_limited(crafted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = ("train", "--config", "run/config.yaml", "--max-train-images", "20", "--steps", "1", "--out")
+    change_model(crafted, width=10**9)
+    for command in (("train", "--resume", "run"), (*config, "new")):
+        assert "this machine has" in usage_error(*command)
+    change_model(crafted, width=4)
+    monkeypatch.setattr(limits, "MAX_IMAGE_BYTES", 1000)
+    for command in (("train", "--resume", "run"), (*config, "other")):
+        assert "per image" in usage_error(*command)
+    main([*config, "trusted", "--trust-remote-code", "--quiet"])
+    assert Path("trusted/results.json").exists()
+
+
+def test_exhausted_memory_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def build(_: RunSpec) -> None:
+        torch.empty(2**60, dtype=torch.uint8)  # more than any address space
+
+    monkeypatch.setattr(training_run, "build_network", build)
+    with pytest.raises(SystemExit) as stop:
+        main(["train", "--out", str(tmp_path / "run")])
+    assert stop.value.code == 1
+    assert "not enough memory" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_memory_of_activations_is_limited(crafted: Path, monkeypatch: pytest.MonkeyPatch) -> None:

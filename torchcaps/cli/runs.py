@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+import torch
+
 from torchcaps.bench.images import train_baseline
 from torchcaps.cli.command_line import TRUST_FLAG
 from torchcaps.cli.console import (
@@ -90,7 +92,13 @@ def run_training(
         _exit(str(error), exit_code_of(error), not report_to_launcher(error) and is_first_on_machine)
     except KeyboardInterrupt:
         _exit("interrupted; checkpoints saved before are intact", ExitCode.INTERRUPTED, is_main)
-    except Exception as error:  # unexpected
+    except Exception as error:  # unexpected, unless the memory is exhausted
+        if _is_out_of_memory(error):
+            reason = " ".join(str(error).split())
+            lost = RunError(
+                f"not enough memory: choose a smaller model, --batch-size, or more --micro-batches ({reason})"
+            )
+            _exit(str(lost), ExitCode.FAILURE, not report_to_launcher(lost))
         if num_processes() == 1:
             raise
         traceback.print_exc()
@@ -103,6 +111,11 @@ def run_training(
     if num_processes() > 1:  # see Engine.close
         sys.stdout.flush()
         os._exit(ExitCode.OK)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Return whether memory could not be allocated; torch has no exception type for that of the CPU."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 def exit_on_error(work: Callable[[], object]) -> None:

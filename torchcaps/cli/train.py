@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from torchcaps._core.registry import UntrustedCodeError, check_name, is_import_path
+from torchcaps._core.registry import check_name, is_import_path
 from torchcaps._core.validation import FieldError
 from torchcaps.cli.command_line import (
     TRUST_FLAG,
@@ -39,6 +39,7 @@ from torchcaps.data.registry import DATASETS, is_image_folder
 from torchcaps.models.recipe import LossConfig, OptimizerConfig, Recipe
 from torchcaps.models.registry import ModelEntry, find_model
 from torchcaps.training.config import RunSpec
+from torchcaps.training.errors import CheckpointError
 from torchcaps.training.run_dir import RunDirectory
 from torchcaps.training.settings_file import RESOURCES, check_registered, limit_resources, may_download, read_settings
 
@@ -60,6 +61,7 @@ def train_command(arguments: list[str]) -> None:
     trusted = TRUST_FLAG in line
     if trusted:
         search_working_directory()
+    config = line.get("--config")
     if "--config" in line:
         line = _merge_config(line, trusted)
     entry, folder = _model_and_folder(line)
@@ -76,13 +78,17 @@ def train_command(arguments: list[str]) -> None:
     sizes = frozenset(name for name in SIZE_FIELDS if flags.get(name) in given)
     spec, notes = limit_resources(spec, [name for name in RESOURCES if flag_of(name) in line.sources])
     download = "--data-dir" not in line.sources or may_download(spec.data_dir)
+    limited = config is not None and not trusted
 
     def run(console: Any) -> Any:
         from torchcaps.training import train
 
         for note in notes:
             warnings.warn(note, stacklevel=1)
-        return train(spec, options.out, sizes, console, download=download)
+        try:
+            return train(spec, options.out, sizes, console, download=download, limited=limited)
+        except CheckpointError as error:
+            raise ValueError(f"{config}: {error}") from error
 
     run_training(arguments, spec, run, output, options.compare)
 
@@ -116,7 +122,7 @@ def _config_line(path: str, trusted: bool) -> CommandLine:
     if not trusted:
         try:
             check_registered(values)
-        except UntrustedCodeError as error:
+        except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
     model = values.pop("model", None)
     settings: list[tuple[str, str, Any]] = []  # key in the file, flag, value

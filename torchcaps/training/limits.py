@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from torchcaps._core.machine import physical_memory
 from torchcaps.models import Network, create_model
 from torchcaps.models.registry import find_model
 from torchcaps.profiling.memory import forward_memory
@@ -19,9 +20,9 @@ from torchcaps.routing import Routing
 from torchcaps.training.config import RunSpec
 from torchcaps.training.errors import CheckpointError
 
-__all__ = ["build_model_on_meta", "build_on_meta", "limit_batch_size", "max_checkpoint_bytes"]
+__all__ = ["build_model_on_meta", "build_on_meta", "check_training", "limit_batch_size", "max_checkpoint_bytes"]
 
-MAX_MODULES = 20_000  # registered models have at most 100
+MAX_PARTS = 10_000  # modules and parameters; registered models have at most a few hundred
 MAX_ITERATIONS = 1000  # of a routing
 MAX_IMAGE_BYTES = 2**31  # tensors of a forward pass of one image; registered models need at most 129 MiB
 MAX_BATCH_BYTES = 2**33  # of a batch
@@ -33,7 +34,7 @@ def build_on_meta(spec: RunSpec) -> Network | None:
     """Return the model of a run on the meta device; ``None`` for own code of a user, which may not support it.
 
     Raises:
-        CheckpointError: if it can't be built, or has too many modules or iterations.
+        CheckpointError: if it can't be built, or has too many modules, parameters or iterations.
     """
     own_code = type(find_model(spec.model).spec).__module__.partition(".")[0] != __name__.partition(".")[0]
     if spec.names_own_code or own_code:
@@ -49,7 +50,7 @@ def build_model_on_meta(name: str, **options: Any) -> Network:
         options: as for `create_model`.
     """
     try:
-        with _limited_modules(), torch.device("meta"):
+        with _limited_parts(), torch.device("meta"):
             model = create_model(name, **options)
     except Exception as error:  # arbitrary sizes raise many types
         raise CheckpointError(f"the model of its run can't be built: {' '.join(str(error).split())}") from error
@@ -58,22 +59,50 @@ def build_model_on_meta(name: str, **options: Any) -> Network:
     return model.eval()
 
 
+def check_training(spec: RunSpec) -> Network | None:
+    """Return the model of a run on the meta device, as `build_on_meta`, if a training of it can start on this machine.
+
+    Raises:
+        CheckpointError: as `build_on_meta`, or if the weights with their gradients and optimizer states need more
+            memory than the machine has, or a forward pass of one image more than `MAX_IMAGE_BYTES`.
+    """
+    model = build_on_meta(spec)
+    if model is None:
+        return None
+    n_bytes = sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers()))
+    needed, available = (2 + spec.recipe.optimizer.n_states) * n_bytes, physical_memory()
+    if needed > available:
+        raise CheckpointError(
+            f"training its model needs {needed / 2**30:,.1f} GiB for weights, gradients and optimizer states: "
+            f"this machine has {available / 2**30:,.1f} GiB"
+        )
+    limit_batch_size(model, 1)
+    return model
+
+
 @contextlib.contextmanager
-def _limited_modules() -> Iterator[None]:
-    """Raise a ValueError if more than `MAX_MODULES` modules are created: a depth in a file is arbitrary."""
+def _limited_parts() -> Iterator[None]:
+    """Raise a ValueError if more than `MAX_PARTS` modules and parameters are created: a depth in a file is arbitrary.
+
+    Parameters count as well, because a list of modules is registered only after all of them have been created.
+    """
     count = 0
 
     def register(*_: object) -> None:
         nonlocal count
         count += 1
-        if count > MAX_MODULES:
-            raise ValueError(f"it has more than {MAX_MODULES:,} modules")
+        if count > MAX_PARTS:
+            raise ValueError(f"it has more than {MAX_PARTS:,} modules and parameters")
 
-    hook: Any = nn.modules.module.register_module_module_registration_hook(register)
+    hooks: list[Any] = [
+        nn.modules.module.register_module_module_registration_hook(register),
+        nn.modules.module.register_module_parameter_registration_hook(register),
+    ]
     try:
         yield
     finally:
-        hook.remove()
+        for hook in hooks:
+            hook.remove()
 
 
 def _check_iterations(routing: Any) -> None:
@@ -85,7 +114,7 @@ def _check_iterations(routing: Any) -> None:
         if isinstance(value, int) and value > MAX_ITERATIONS:
             raise CheckpointError(
                 f"its routing {type(routing).__name__} has {field.name} {value:,}: "
-                f"at most {MAX_ITERATIONS:,} are accepted in a run directory"
+                f"at most {MAX_ITERATIONS:,} are accepted in a file of settings"
             )
         _check_iterations(value)
 
@@ -116,7 +145,7 @@ def limit_batch_size(model: Network, batch_size: int) -> int:
     if one > MAX_IMAGE_BYTES:
         raise CheckpointError(
             f"its model needs {one / 2**30:,.1f} GiB of memory per image: "
-            f"at most {MAX_IMAGE_BYTES / 2**30:.0f} GiB are accepted in a run directory"
+            f"at most {MAX_IMAGE_BYTES / 2**30:.0f} GiB are accepted in a file of settings"
         )
     if many <= MAX_BATCH_BYTES:
         return batch_size

@@ -26,7 +26,7 @@ from torchcaps.training.distributed import Engine, check_device, num_processes, 
 from torchcaps.training.errors import CheckpointError, RunError, RunInterrupted
 from torchcaps.training.evaluation import Evaluation
 from torchcaps.training.figures import draw_run
-from torchcaps.training.limits import build_on_meta, max_checkpoint_bytes
+from torchcaps.training.limits import check_training, max_checkpoint_bytes
 from torchcaps.training.logging import ConsoleLogger, describe_run
 from torchcaps.training.run_dir import RunDirectory
 from torchcaps.training.settings_file import limit_resources, may_download
@@ -86,6 +86,7 @@ def train(
     figures: bool = True,
     clock: Callable[[], float] = time.monotonic,
     download: bool = True,
+    limited: bool = False,
     data: RunData | None = None,
     network: Network | None = None,
 ) -> TrainResult:
@@ -100,6 +101,7 @@ def train(
         figures: draw learning curves, reconstructions and the confusion matrix at the end.
         clock: returns seconds, for time limits.
         download: download missing data.
+        limited: the settings may be those of a stranger: limit them as `resume` does.
         data: data sets; by default those that the settings name.
         network: the model, trained in place from its current weights; by default one with new weights.
     """
@@ -111,6 +113,8 @@ def train(
             raise ValueError(str(error)) from error
     data = open_data(spec, download) if data is None else data
     spec = adapt_to_data(spec, data, fixed)
+    if limited:
+        check_training(spec)
     is_new = network is None
     network = build_network(spec) if network is None else network
     check_n_objects(network, data)
@@ -173,7 +177,7 @@ def resume(
         spec = change(recorded)
         download = own_data_dir or spec.data_dir != recorded.data_dir or may_download(spec.data_dir)
         check_device(spec.device)
-        meta = _build_on_meta(directory, spec)
+        meta = _check_model(directory, spec)
         checkpoint, problems = directory.newest_checkpoint(None if meta is None else max_checkpoint_bytes(meta))
         if problems and checkpoint is None:
             raise CheckpointError(f"{problems[0]}, and no other checkpoint exists")
@@ -217,10 +221,10 @@ def resume(
         return _finish(trainer, figures)
 
 
-def _build_on_meta(directory: RunDirectory, spec: RunSpec) -> Network | None:
-    """Return the model of a run on the meta device; the error names the run directory."""
+def _check_model(directory: RunDirectory, spec: RunSpec) -> Network | None:
+    """Return the model of a run on the meta device, see `check_training`; the error names the run directory."""
     try:
-        return build_on_meta(spec)
+        return check_training(spec)
     except CheckpointError as error:
         raise CheckpointError(f"{directory.path}: {error}") from error
 
