@@ -43,4 +43,6 @@ LINES = (
     "out: OUTSIDE/run",
     "\t",
     "a: " + "[" * 2000,
+    "\n".join(["a0: &a0 {k: 1}", *(f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 9)}]}}" for i in range(1, 20))]),
+    "seed: " + "1:" * 300_000 + "1",
 )

@@ -206,3 +206,41 @@ def test_control_characters_of_class_names_are_escaped(crafted: Path, capsys: py
     for text in (output, message):
         assert not {"\x1b", "\r", "\u202e"} & set(text)
         assert "\\x1b[2J0\\r\\u202e" in text
+
+
+def merge_keys(levels: int) -> str:
+    """Return a YAML mapping in which every value merges the previous one nine times."""
+    entries = ["a0: &a0 {k: 1}"]
+    entries += [f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 9)}]}}" for i in range(1, levels)]
+    return "{" + ", ".join(entries) + "}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        merge_keys(30),  # any amount of memory
+        yaml.safe_dump({"augmentation": merge_keys(30)}),  # a value of a flag is parsed as YAML
+        "seed: " + "1:" * 300_000 + "1",  # a number with base 60: quadratic time
+        "a: [" + "[]," * 200_000 + "]",
+        "a: &a [*a]",
+        "a: &a {<<: *a}",
+        "note: 2020-01-01",
+        "seed: !!set {a}",
+        "lr_schedule: {class_path: 5}",
+    ],
+    ids=["merge", "merge in a string", "base 60", "many", "recursive", "recursive merge", "date", "set", "class_path"],
+)
+def test_settings_that_multiply_or_are_not_plain_are_one_sentence(text: str, crafted: Path) -> None:
+    change_config(crafted, text)
+    for message in (usage_error("predict", "run", "image.png"), usage_error("train", "--config", "run/config.yaml")):
+        assert "run/config.yaml" in message
+        assert len(message) < 1000
+    with pytest.raises(ValueError, match="config"):
+        load_run(crafted)
+
+
+def test_aliases_of_a_few_values_are_accepted(crafted: Path) -> None:
+    text = (crafted / "config.yaml").read_text()
+    text = text.replace("data_options: {}", "data_options: &none {}")
+    change_config(crafted, text.replace("note: ''", "note: 'a & *b'"))
+    assert load_run(crafted).spec.recipe.note == "a & *b"

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["RESOURCES", "check_registered", "limit_resources", "may_download", "read_settings"]
 
 MAX_BYTES = 2**20  # the config.yaml of a run has about 2 KiB
-MAX_NODES = 100_000  # values in a file; aliases can multiply a few lines to billions of values
+MAX_NODES = 100_000  # values in a file; aliases and merge keys can multiply a few lines to billions of values
+MAX_NUMBER_CHARS = 1000  # the time to parse a number with colons (base 60) grows with the square of its length
 RESOURCES = ("devices", "num_threads", "num_workers")
 MIN_RESOURCE_LIMIT = 8  # accepted on any machine
 CLASS_KEYS = {"class_path", "init_args", "lr_schedule", "routing"}  # their values may be names of classes
@@ -48,8 +49,8 @@ def read_settings(path: str | os.PathLike[str]) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} can't be read: {error}") from error
     try:
-        values = yaml.safe_load(text)
-        _count_nodes(values)
+        values = _load_yaml(text)
+        _check_plain(values)
     except yaml.YAMLError as error:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
         line = f", line {mark.line + 1}" if mark is not None else ""
@@ -91,15 +92,90 @@ def may_download(data_dir: str | None) -> bool:
     return data_dir is None or Path(data_dir).expanduser().resolve() == data_root().resolve()
 
 
-def _count_nodes(values: Any, count: int = 0) -> int:
-    """Return ``count`` plus the number of nested values; raise a ValueError if there are too many."""
-    if count >= MAX_NODES:
-        raise ValueError(f"it has more than {MAX_NODES:,} values")
-    children = values.values() if isinstance(values, Mapping) else values if isinstance(values, list) else ()
-    count += 1
-    for child in children:
-        count = _count_nodes(child, count)
+def _load_yaml(text: str) -> Any:
+    """Return the values in a YAML document; raise a ValueError before values are created if there are too many.
+
+    `yaml.safe_load` copies the keys of a mapping each time that another one merges it (``<<``), which can need any
+    amount of memory.
+    """
+    loader = _open_yaml(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _count_nodes(node, {})
+        return loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+def _open_yaml(text: str) -> Any:
+    """Return a loader of plain values that raises a ValueError at the first of too many nodes."""
+    yaml = import_optional("yaml", "a file of settings")
+
+    class Loader(yaml.SafeLoader):
+        n_nodes = 0
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            self.n_nodes += 1
+            if self.n_nodes > MAX_NODES:
+                raise ValueError(f"it has more than {MAX_NODES:,} values")
+            return super().compose_node(parent, index)
+
+    return Loader(text)
+
+
+def _count_nodes(node: Any, counts: dict[int, int]) -> int:
+    """Return the number of values of a YAML node, with those that aliases repeat; raise a ValueError if too many.
+
+    Args:
+        node: the node.
+        counts: number of values of the nodes that have been counted, by their id; 0 while a node is being counted.
+    """
+    if id(node) in counts:
+        if not counts[id(node)]:
+            raise ValueError("a value contains itself")
+        return counts[id(node)]
+    counts[id(node)], count = 0, 1
+    if isinstance(node.value, str):
+        if not node.tag.endswith(":str") and len(node.value) > MAX_NUMBER_CHARS:
+            raise ValueError(f"a number has {len(node.value):,} characters")
+    else:
+        for child in node.value:
+            count += sum(_count_nodes(part, counts) for part in (child if isinstance(child, tuple) else (child,)))
+            if count > MAX_NODES:
+                raise ValueError(f"it has more than {MAX_NODES:,} values")
+    counts[id(node)] = count
     return count
+
+
+def _check_plain(values: Any) -> None:
+    """Raise a ValueError if nested values are not those of a file of settings: dates, sets, or YAML that multiplies."""
+    if isinstance(values, Mapping):
+        for value in values.values():
+            _check_plain(value)
+    elif isinstance(values, list):
+        for value in values:
+            _check_plain(value)
+    elif isinstance(values, str):
+        _check_string(values)
+    elif not isinstance(values, bool | int | float | None):
+        raise ValueError(f"a setting must be a number, a string, a list or a mapping, got {type(values).__name__}")
+
+
+def _check_string(text: str) -> None:
+    """Raise a ValueError if a string, parsed as YAML like the value of a flag, has too many values."""
+    if "&" not in text or "*" not in text:  # without anchors and aliases, it is not larger than the file
+        return
+    loader = _open_yaml(text)
+    try:
+        node = loader.get_single_node()
+        if node is not None:
+            _count_nodes(node, {})
+    except import_optional("yaml", "a file of settings").YAMLError:
+        return  # it stays a string
+    finally:
+        loader.dispose()
 
 
 def check_registered(values: Mapping[str, Any]) -> None:
@@ -125,6 +201,8 @@ def _check_classes(value: Any, key: str, is_class: bool) -> None:
     Any other string may become an import path later, for example JSON with an escaped dot.
     """
     if isinstance(value, Mapping):
+        if not isinstance(value.get("class_path", ""), str | list):
+            raise ValueError(f"{key}.class_path must be an import path, got {value['class_path']!r}")
         for name, item in value.items():
             _check_classes(item, f"{key}.{name}", is_class or bool(CLASS_KEYS & set(_key_parts(name))))
     elif isinstance(value, list | tuple):
