@@ -6,6 +6,7 @@ code, take minutes or much memory, or raise anything else.
 """
 
 import io
+import math
 import shutil
 import sys
 import traceback
@@ -181,7 +182,7 @@ def _change_graph_once(model: Any, rng: np.random.Generator) -> None:
             attribute.ints[int(rng.integers(len(attribute.ints)))] = number
     elif kind == 2:
         node.attribute.append(helper.make_attribute(str(rng.choice(["axis", "to", "axes", "value", "group"])), number))
-    elif kind == 3 and tensor.data_type == TensorProto.INT64:
+    elif kind == 3 and tensor.data_type == TensorProto.INT64 and math.prod(tensor.dims) * 8 == len(tensor.raw_data):
         array = numpy_helper.to_array(tensor).copy()
         array[int(rng.integers(len(array)))] = number
         tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
