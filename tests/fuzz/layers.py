@@ -30,7 +30,7 @@ from torchcaps.routing import Routing
 from torchcaps.routing.base import ROUTINGS
 from torchcaps.votes import dispatch
 
-__all__ = ["LayerInput", "Layers", "draw_input", "evaluate_paths"]
+__all__ = ["LayerInput", "Layers", "draw_input", "draw_values", "evaluate_paths"]
 
 LayerKind = Literal["dense", "conv", "transposed"]
 BATCH = 64
@@ -243,10 +243,10 @@ def _draw_tensors(
     if not drawn.inside:
         pose_exponent += rng.uniform(0.1, 15)
     least = SMALLEST[drawn.dtype]
-    pose = np.stack([_draw_values((*shape[1:], child_dim), pose_exponent, least, rng) for _ in range(BATCH)])
+    pose = np.stack([draw_values((*shape[1:], child_dim), pose_exponent, least, rng) for _ in range(BATCH)])
     if not drawn.inside:
         pose.reshape(-1)[int(rng.integers(pose.size))] = 10.0**pose_exponent
-    weight = _draw_values(tuple(layer.weight.shape), weight_exponent, least, rng)
+    weight = draw_values(tuple(layer.weight.shape), weight_exponent, least, rng)
     if not drawn.inside:
         weight.reshape(-1)[int(rng.integers(weight.size))] = 10.0**weight_exponent
     axis = -2 if rng.random() < 0.3 else None  # equal parents: their logits are tied
@@ -254,7 +254,7 @@ def _draw_tensors(
         weight = np.broadcast_to(weight[..., :1, :], weight.shape)
     tensors = {"pose": pose, "weight": weight}
     if activation_exponent is not None:
-        images = [np.abs(_draw_values(shape[1:], activation_exponent, least, rng)) for _ in range(BATCH)]
+        images = [np.abs(draw_values(shape[1:], activation_exponent, least, rng)) for _ in range(BATCH)]
         tensors["activation"] = np.stack(images)
         if not drawn.inside:
             tensors["activation"].reshape(-1)[int(rng.integers(images[0].size))] = 10.0**activation_exponent
@@ -266,7 +266,7 @@ def _draw_tensors(
             drawn.tensors[name] = (tensor.double() + float(rng.choice([0.0, 0.3, 3.0])) * noise).to(drawn.dtype)
 
 
-def _draw_values(shape: tuple[int, ...], exponent: float, least: float, rng: np.random.Generator) -> np.ndarray:
+def draw_values(shape: tuple[int, ...], exponent: float, least: float, rng: np.random.Generator) -> np.ndarray:
     """Return values of magnitude up to ``10**exponent`` in a random pattern.
 
     Args:

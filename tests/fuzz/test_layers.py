@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from tests.fuzz.harness import fuzz
-from tests.fuzz.layers import BATCH, PATHS, LayerInput, Layers, draw_input, evaluate_paths
+from tests.fuzz.layers import BATCH, PATHS, SMALLEST, LayerInput, Layers, draw_input, draw_values, evaluate_paths
 from tests.sampling import all_cases
+from torchcaps.nn import HomogeneousCapsules
 from torchcaps.routing import Dynamic
 from torchcaps.routing.base import ROUTINGS
 
@@ -46,6 +47,22 @@ def test_failures_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     assert evaluate_paths(huge)[0] == "accepted-outside"
     tensors["pose"][0, 0, 0] *= 1.5
     assert evaluate_paths(dataclasses.replace(huge, inside=True))[0] == "non-finite"
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_homogeneous_capsules_are_finite_inside_of_their_domain(training: bool) -> None:
+    """They have no votes, so that `Layers` does not draw them."""
+    for index in range(40):
+        rng = np.random.default_rng([0, index])
+        exponent = max(0.0, rng.uniform(-30, 15.3))
+        images = draw_values((int(rng.integers(1, 5)), 3, 2, 3), exponent, SMALLEST[torch.float32], rng)
+        features = torch.tensor(images).float().requires_grad_()
+        layer = HomogeneousCapsules(3, (2, 3), 4).train(training)
+        pose = layer(features).pose
+        pose.backward(torch.arange(pose.numel()).view(pose.shape).cos())
+        for result in (pose, features.grad, layer.weight.grad, *layer.norm.buffers()):
+            assert result is not None
+            assert bool(torch.isfinite(result).all()), index
 
 
 def test_inputs_are_reproducible_and_can_be_saved(tmp_path: Path) -> None:
