@@ -166,7 +166,7 @@ ALIASES = "a: &a [0, 0, 0, 0]\n" + "".join(
         ("a: " + "[" * 5000, "nested too deeply"),
         ("a: " + "{b: " * 3000, "nested too deeply"),
         (ALIASES, "values"),
-        ("a: &a [*a]", "nested too deeply"),
+        ("a: &a [*a]", "contains itself"),
         ("a: 2020-99-99", "month"),
         ("x" * 2**21, "too large"),
     ],
