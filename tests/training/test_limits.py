@@ -79,15 +79,15 @@ def test_the_number_of_modules_is_limited(crafted: Path, monkeypatch: pytest.Mon
 
 def test_memory_of_a_training_that_a_file_asks_for_is_limited(crafted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = ("train", "--config", "run/config.yaml", "--max-train-images", "20", "--steps", "1", "--out")
-    change_model(crafted, width=10**9)
-    for command in (("train", "--resume", "run"), (*config, "new")):
-        assert "this machine has" in usage_error(*command)
-    change_model(crafted, width=4)
-    monkeypatch.setattr(limits, "MAX_IMAGE_BYTES", 1000)
-    for command in (("train", "--resume", "run"), (*config, "other")):
-        assert "per image" in usage_error(*command)
-    main([*config, "trusted", "--trust-remote-code", "--quiet"])
+    with monkeypatch.context() as patch:
+        patch.setattr(limits, "MAX_IMAGE_BYTES", 1000)
+        for command in ((*config, "new"), ("train", "--resume", "run")):
+            assert "per image" in usage_error(*command)
+        main([*config, "trusted", "--trust-remote-code", "--quiet"])
     assert Path("trusted/results.json").exists()
+    change_model(crafted, width=10**9)
+    for command in ((*config, "other"), ("train", "--resume", "run")):
+        assert "this machine has" in usage_error(*command)
 
 
 def test_exhausted_memory_is_one_sentence(
