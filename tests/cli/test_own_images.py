@@ -74,6 +74,56 @@ def test_an_unsplit_directory_is_evaluated_completely(run: str, capsys: pytest.C
         assert "'all', got 'everything'" in message
 
 
+def test_a_directory_with_some_classes_of_the_run(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """One class is enough; a class that the run does not have is named."""
+    write_images("more", {"b": 5}, size=(30, 40))
+    shown = json.loads(run_command(capsys, "evaluate", run, "--data", "more", "--json"))
+    assert shown["results"]["run"]["class_counts"] == [0, 5]
+    write_images("more", {"b": 5, "z": 5})
+    assert "'z'" in usage_error("evaluate", run, "--data", "more")
+    assert "'moer' is not an existing directory" in usage_error("evaluate", run, "--data", "moer")
+
+
+def test_the_directory_of_the_run_keeps_its_options(capsys: pytest.CaptureFixture[str]) -> None:
+    write_images("pics", {"a": 6, "b": 6}, size=(40, 40))
+    run_command(capsys, "train", "./pics", MODEL, *TINY, "--image-size", "30")
+    assert "pics, test: 2 images" in run_command(capsys, "evaluate", "run", "--data", "pics")
+    main(["evaluate", "run", "--data", "pics", "--split", "all"])
+    streams = capsys.readouterr()
+    assert "pics, all: 12 images" in streams.out
+    assert "trained on" in streams.err
+
+
+def test_an_unsplit_test_directory_is_used_completely(capsys: pytest.CaptureFixture[str]) -> None:
+    """In the size, channels and classes of the training images, also if it is evaluated again."""
+    write_images("pics", {"a": 6, "b": 6, "c": 6})
+    write_images("more", {"c": 4, "b": 8}, size=(40, 50))
+    text = run_command(capsys, "train", "./pics", MODEL, *TINY, "--test-data", "more", "--json", "--quiet")
+    assert json.loads(text)["test"]["last"]["class_counts"] == [0, 8, 4]
+    main(["evaluate", "run", "--json"])
+    streams = capsys.readouterr()
+    assert json.loads(streams.out)["results"]["run"]["class_counts"] == [0, 8, 4]
+    assert "trained on" not in streams.err
+    Path("more/c/broken.png").write_bytes(b"no image")
+    assert "broken.png" in usage_error("evaluate", "run", "--on-error", "fail")
+
+
+def test_predict_fits_images_as_the_run_without_its_directory(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The directory may be on another machine, and ``--data folder`` names it, too."""
+    write_images("wide", {"x": 1}, size=(20, 60))
+    command = ["predict", run, "wide", "--json", "--on-error", "fail"]
+    here = json.loads(run_command(capsys, *command))[0]["scores"]
+    assert json.loads(run_command(capsys, *command, "--fit", "crop"))[0]["scores"] == here
+    assert json.loads(run_command(capsys, *command, "--fit", "pad"))[0]["scores"] != here
+    Path("pics/a/broken.png").unlink()
+    Path("pics").rename("moved")
+    assert json.loads(run_command(capsys, *command))[0]["scores"] == here
+    run_command(capsys, "train", "--data", "folder", "--data-dir", "moved", MODEL, *TINY[:-3], "--out", "other")
+    command[1] = "other"
+    there = json.loads(run_command(capsys, *command))[0]["scores"]
+    assert json.loads(run_command(capsys, *command, "--fit", "crop"))[0]["scores"] == there
+
+
 def test_another_directory_is_read_in_the_format_of_the_run(capsys: pytest.CaptureFixture[str]) -> None:
     """Other sizes, and a directory without images of one class."""
     write_images("pics", {"a": 5, "b": 5, "c": 5})

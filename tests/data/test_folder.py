@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import warnings
 from pathlib import Path
 from typing import Any
@@ -386,3 +387,24 @@ def test_parallel_decoding_keeps_the_order(tmp_path: Path) -> None:
     values = dataset.images[:, 0, 4, 4].long()
     assert_bit_equal(values // 60, dataset.labels)
     assert sorted(values.tolist()) == sorted(60 * number + n for number in range(4) for n in range(40))
+
+
+def test_given_classes_decide_about_indices(folder: Path) -> None:
+    """A class without a subdirectory has no images; a subdirectory that is not a class is an error."""
+    dataset = load(folder, "all", classes=("eel", "fox", "dog", "cat"))
+    assert dataset.classes == ("eel", "fox", "dog", "cat")
+    assert torch.bincount(dataset.labels, minlength=4).tolist() == [12, 0, 11, 10]
+    assert len(load(folder, "test", classes=("eel", "fox", "dog", "cat"))) == 3
+    with pytest.raises(DataError, match="'dog'"):
+        load(folder, classes=("cat", "eel"))
+    with pytest.raises(ValueError, match="classes"):
+        Folder(classes=("cat", "cat"))
+    for name in ("dog", "eel"):
+        shutil.rmtree(folder / name)
+    assert set(load(folder, "all", classes=("cat", "dog")).labels.tolist()) == {0}
+
+
+def test_a_directory_above_the_classes_is_named_in_the_error(folder: Path) -> None:
+    inner = str(folder)
+    with pytest.raises(DataError, match=re.escape(inner)):
+        load(folder.parent, cache=False)

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 from torch.utils.data import Dataset as TorchDataset
 
 import torchcaps
+from tests.data.helpers import write_image
 from tests.tolerances import assert_equal
 from torchcaps.data import Digits, Loader, create_dataset
 from torchcaps.data.own import (
@@ -293,3 +294,16 @@ def test_batches_of_a_data_loader() -> None:
     assert_equal(subset.labels, Y[[15, 3]])
     ours = create_dataset("digits", "test")
     assert as_dataset(ours, "test", ()) is ours
+
+
+def test_directories_of_images_get_size_and_classes_of_the_training_data(tmp_path: Path) -> None:
+    """All images of a test directory without splits are used, as on the command line."""
+    for n in range(12):
+        write_image(tmp_path / "pics" / "abc"[n % 3] / f"{n}.png", (20, 20), seed=n)
+        write_image(tmp_path / "more" / "cb"[n % 2] / f"{n}.png", (30, 40), seed=n)
+    images = create_dataset(str(tmp_path / "pics"), "train")
+    for form, data in {"name": str(tmp_path / "pics"), "data set": images}.items():
+        run = fit(data, tmp_path / form, test=tmp_path / "more", val_fraction=0.1)
+        assert run.test is not None
+        assert run.test.class_counts == [0, 6, 6]
+        assert run.evaluate(str(tmp_path / "more")).class_counts == [0, 6, 6]

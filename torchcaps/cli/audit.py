@@ -18,8 +18,8 @@ from torchcaps.cli.parser import Parser
 from torchcaps.data import Batch
 from torchcaps.models import Network, create_model
 from torchcaps.training.inference import TrainedRun
+from torchcaps.training.prediction import open_run_test_set
 from torchcaps.training.settings_file import may_download
-from torchcaps.training.setup import open_test_set
 
 __all__ = ["audit_command"]
 
@@ -131,7 +131,7 @@ def _import_module(target: str) -> nn.Module:
 
 def _test_images(run: TrainedRun) -> Tensor:
     """Return preprocessed images of the run's test set; random ones if it has none."""
-    dataset = open_test_set(run.spec, may_download(run.spec.data_dir))
+    dataset = open_run_test_set(run, may_download(run.spec.data_dir))
     if dataset is None:
         return torch.rand(N_IMAGES, *run.model.spec.image)
     batch: Batch = next(iter(run.loader(dataset).epoch(0)))

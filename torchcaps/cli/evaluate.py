@@ -16,6 +16,7 @@ from torchcaps.cli.options import (
     add_run_flags,
     check_positive,
     load_runs,
+    names_own_data,
     open_dataset,
     set_num_threads,
 )
@@ -52,7 +53,7 @@ def evaluate_command(arguments: list[str]) -> None:
     set_num_threads(options)
     runs = load_runs(options.runs, options, options.weights)
     dataset = open_dataset(runs[0], options)
-    if options.data is None and dataset.split in ("train", "all"):
+    if options.split in ("train", "all") and names_own_data(runs[0], options.data):
         text = f"the split {dataset.split!r} contains images that the run was trained on"
         print(f"torchcaps: {text}", file=sys.stderr)
     results = _evaluate(runs, limit_images(dataset, options.max_images))

@@ -1,7 +1,6 @@
 """Flags shared by the commands that use trained runs: weights, CPU threads, and the images to use."""
 
 import dataclasses
-import os
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,13 +16,13 @@ from torchcaps.cli.command_line import (
     search_working_directory,
 )
 from torchcaps.cli.parser import Parser, annotation_of, field_help
-from torchcaps.data import Dataset, Folder, ImageSet
-from torchcaps.data.registry import create_dataset, find_spec, is_image_folder
+from torchcaps.data import Dataset
+from torchcaps.data.registry import create_dataset, find_spec, is_image_folder, names_image_folder
 from torchcaps.training.distributed import check_device, find_device
 from torchcaps.training.inference import TrainedRun, load_run
-from torchcaps.training.prediction import unprocessed_shape
+from torchcaps.training.prediction import open_run_test_set, unprocessed_shape
 from torchcaps.training.settings_file import may_download
-from torchcaps.training.setup import open_test_set
+from torchcaps.training.setup import folder_options, is_other_folder, open_folder
 
 __all__ = [
     "ON_ERROR_HELP",
@@ -35,6 +34,7 @@ __all__ = [
     "add_weights_flag",
     "check_positive",
     "load_runs",
+    "names_own_data",
     "open_dataset",
     "output_path",
     "set_num_threads",
@@ -147,11 +147,17 @@ def output_path(directory: Path, name: str) -> Path:
     return out
 
 
+def names_own_data(run: TrainedRun, name: str | None) -> bool:
+    """Return whether ``--data`` is not given or names the training data of a run."""
+    own = run.spec.recipe.data
+    return name in (None, own) or (is_image_folder(name) and not is_other_folder(name, own))
+
+
 def open_dataset(run: TrainedRun, options: Any, split: str | None = None) -> Dataset:
     """Return the data set of ``--data`` and ``--split``; by default the test set of a run.
 
-    A directory of images other than the run's is read in the image format of the run. All of its images are used if it
-    has no split directories and ``--split`` is not given.
+    A directory of images other than the run's is read in the image format and with the classes of the run. All of its
+    images are used if it has no split directories and ``--split`` is not given.
 
     Args:
         run: the trained run.
@@ -164,11 +170,15 @@ def open_dataset(run: TrainedRun, options: Any, split: str | None = None) -> Dat
         spec = dataclasses.replace(spec, data_dir=options.data_dir)
     name = options.data or spec.recipe.data
     given = {k: v for k, v in dict(options.get("data_options") or {}).items() if v is not None}
-    fields = given if options.data is not None else dict(spec.data_options)
+    fields = {**spec.data_options, **given} if names_own_data(run, options.data) else given
     if options.on_error is not None:
-        if not (name == "folder" or is_image_folder(name)):
-            raise ValueError(f"--on-error applies to directories of images, and the data set is {name!r}: leave it out")
+        tested = (options.data is None and options.split in (None, "test") and spec.recipe.test_data) or name
+        if not names_image_folder(tested):
+            raise ValueError(
+                f"--on-error applies to directories of images, and the data set is {tested!r}: leave it out"
+            )
         fields["on_error"] = options.on_error
+        spec = dataclasses.replace(spec, test_options={**spec.test_options, "on_error": options.on_error})
     if not name:
         raise ValueError(f"{run.path} does not name its data set: choose one with --data")
     if options.split is not None:
@@ -177,35 +187,12 @@ def open_dataset(run: TrainedRun, options: Any, split: str | None = None) -> Dat
             raise ValueError(f"--split of {name} must be {join_quoted(splits)}, got {options.split!r}")
     split = split or options.split
     if options.data is None and split in (None, "test"):
-        if options.on_error is not None and not spec.recipe.test_data:
-            spec = dataclasses.replace(spec, data_options=fields)
-        dataset = open_test_set(spec, download)
+        spec = spec if spec.recipe.test_data else dataclasses.replace(spec, data_options=fields)
+        dataset = open_run_test_set(dataclasses.replace(run, spec=spec), download)
         if dataset is None:
             raise ValueError(f"{run.path} has no test set: choose a data set with --data")
         return dataset
-    if is_image_folder(name) and not _is_same_directory(name, spec.recipe.data):
-        split = split or ("test" if Folder.has_split_directories(Path(name).expanduser()) else "all")
-        dataset = create_dataset(name, split, None, **{**_image_format(run), **fields})
-        return _with_classes(dataset, run.classes)
+    if is_other_folder(name, spec.recipe.data):
+        return open_folder(name, split, {**folder_options(spec, unprocessed_shape(run), run.classes), **fields})
     root = None if is_image_folder(name) else spec.data_dir
     return create_dataset(name, split or "test", root, download=download, **fields)
-
-
-def _is_same_directory(path: str, other: str) -> bool:
-    return os.path.realpath(os.path.expanduser(path)) == os.path.realpath(os.path.expanduser(other))
-
-
-def _image_format(run: TrainedRun) -> dict[str, Any]:
-    """Return the options of `Folder` that give images the size and channels of a run's, if they are square."""
-    channels, height, width = unprocessed_shape(run)
-    size = {"size": height} if height == width else {}
-    fit = {"fit": run.spec.data_options["fit"]} if "fit" in run.spec.data_options else {}
-    return {**size, **fit, "channels": "gray" if channels == 1 else "color"}
-
-
-def _with_classes(dataset: Dataset, classes: tuple[str, ...]) -> Dataset:
-    """Return a directory of images that lacks some of a run's classes with labels of all of them."""
-    if dataset.classes == classes or not set(dataset.classes) <= set(classes) or not isinstance(dataset, ImageSet):
-        return dataset
-    indices = torch.tensor([classes.index(name) for name in dataset.classes])
-    return ImageSet(dataset.name, dataset.split, dataset.images, indices[dataset.labels], classes)

@@ -9,7 +9,15 @@ from torchcaps._core.registry import Registry, import_instance, is_import_path
 from torchcaps._core.validation import check_field_names, join_quoted
 from torchcaps.data.base import Dataset, DataSpec, LoadRequest
 
-__all__ = ["DATASETS", "create_dataset", "find_spec", "is_image_folder", "list_datasets", "register_dataset"]
+__all__ = [
+    "DATASETS",
+    "create_dataset",
+    "find_spec",
+    "is_image_folder",
+    "list_datasets",
+    "names_image_folder",
+    "register_dataset",
+]
 
 DATASETS = Registry[DataSpec]("data set", "torchcaps.data.datasets")
 
@@ -48,14 +56,16 @@ def find_spec(name: str, **options: Any) -> DataSpec:
         name: a registered name, or the import path of a `DataSpec` of your own, ``my_module.MyData``.
         options: values for its fields.
     """
-    is_path = isinstance(name, os.PathLike) or (
-        isinstance(name, str) and (os.sep in name or name.startswith((".", "~")))
-    )
-    if is_path and name not in DATASETS:
+    if _is_path(name) and name not in DATASETS:
         raise ValueError(f"{name} is neither an existing directory nor the name of a data set")
     # An import path is not registered: files of settings may name registered data sets without trust_remote_code.
     is_own = is_import_path(name) and name not in DATASETS
-    spec = import_instance(name, DataSpec) if is_own else DATASETS.get(name)
+    try:
+        spec = import_instance(name, DataSpec) if is_own else DATASETS.get(name)
+    except ValueError as error:
+        if is_own:
+            raise
+        raise ValueError(f"{error} ({name!r} is not an existing directory either)") from error
     check_field_names(type(spec), options, name)
     return dataclasses.replace(spec, **options)
 
@@ -63,6 +73,16 @@ def find_spec(name: str, **options: Any) -> DataSpec:
 def is_image_folder(name: object) -> bool:
     """Return whether the argument for a data set is the path of a directory instead of a registered name."""
     return isinstance(name, str | os.PathLike) and name not in DATASETS and os.path.isdir(os.path.expanduser(name))
+
+
+def names_image_folder(name: object) -> bool:
+    """Return whether the ``data`` of a run is a directory of images, which need not exist on this machine."""
+    return name == "folder" or is_image_folder(name) or (_is_path(name) and name not in DATASETS)
+
+
+def _is_path(name: object) -> bool:
+    """Return whether the argument for a data set can be nothing but a path."""
+    return isinstance(name, os.PathLike) or (isinstance(name, str) and (os.sep in name or name.startswith((".", "~"))))
 
 
 def create_dataset(

@@ -28,8 +28,7 @@ from torchcaps.training.config import RunSpec
 from torchcaps.training.errors import RunError
 from torchcaps.training.inference import TrainedRun
 from torchcaps.training.logging import read_metrics
-from torchcaps.training.prediction import unprocessed_shape
-from torchcaps.training.setup import open_test_set
+from torchcaps.training.prediction import open_run_test_set, unprocessed_shape
 
 __all__ = ["ExploredRun", "compute_lock", "iterations_changed", "load_pretrained_run"]
 
@@ -215,7 +214,7 @@ def load_pretrained_run() -> TrainedRun | None:
 def _open_samples(run: TrainedRun) -> tuple[Dataset | None, str]:
     """Return the test set of a run or, for MNIST, the embedded digits; otherwise ``None`` and the reason."""
     try:
-        dataset = open_test_set(run.spec, download=False)
+        dataset = open_run_test_set(run, download=False)
         if dataset is not None:
             run.loader(dataset)  # checks shape and classes
             return dataset, ""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.data import Batch, Dataset
-from torchcaps.data.registry import is_image_folder
+from torchcaps.data.registry import names_image_folder
 from torchcaps.data.transforms import Transform
 from torchcaps.export.metadata import Metadata, split_preprocessing
 from torchcaps.export.onnx_file import DecoderPlacement, Exported, to_onnx
@@ -53,7 +53,7 @@ def export_run(
     path = run.path / f"model.{format}" if path is None else Path(path).expanduser()
     scale, normalize, transforms = split_preprocessing(run.pipeline)
     shape = unprocessed_shape(run)
-    folder = is_image_folder(run.spec.recipe.data)
+    folder = names_image_folder(run.spec.recipe.data)
     values = {
         "classes": run.classes,
         "image": shape,

@@ -26,9 +26,19 @@ from torchcaps.training.figures import best_row
 from torchcaps.training.fit_settings import recorded_settings, settings_of_model
 from torchcaps.training.inference import load_run
 from torchcaps.training.logging import COLUMNS, ConsoleLogger, read_metrics
+from torchcaps.training.prediction import unprocessed_shape
 from torchcaps.training.run import TrainResult, resume, train
 from torchcaps.training.run_dir import RunDirectory
-from torchcaps.training.setup import RunData, build_loader, limit_images, open_data, prepare_data
+from torchcaps.training.setup import (
+    RunData,
+    build_loader,
+    folder_options,
+    is_other_folder,
+    limit_images,
+    open_data,
+    open_folder,
+    prepare_data,
+)
 
 __all__ = ["FittedRun", "fit"]
 
@@ -67,7 +77,8 @@ class FittedRun:
     def evaluate(self, data: Any) -> Evaluation:
         """Evaluate the network on other data, in any form that `fit` accepts."""
         run = load_run(self.path, trust_remote_code=True)
-        dataset = _open(data, "test", self.spec, self.classes)
+        shape = unprocessed_shape(run) if is_image_folder(data) else None
+        dataset = _open(data, "test", self.spec, self.classes, shape)
         loader = build_loader(dataset, self.spec, run.pipeline, False)
         return evaluate(run.model, loader, run.model.loss(), run.step)
 
@@ -208,7 +219,7 @@ def _data_run(
     opened = {"train": _open(train, "train", spec, classes)}
     for split, value in (("val", val), ("test", test)):
         if value is not None:
-            opened[split] = _open(value, split, spec, opened["train"].classes)
+            opened[split] = _open(value, split, spec, opened["train"].classes, opened["train"].shape)
             if opened[split].shape != opened["train"].shape:
                 expected, got = (list(opened[name].shape) for name in ("train", split))
                 raise ValueError(f"images of {split} must have the shape of the training images, {expected}, got {got}")
@@ -231,10 +242,22 @@ def _classes(spec: RunSpec, network: Network | None, train: Any, settings: Mappi
     return class_names_of(train, "train", n_classes)
 
 
-def _open(value: Any, split: str, spec: RunSpec, classes: tuple[str, ...]) -> Dataset:
-    """Return data in any form as a data set."""
+def _open(
+    value: Any, split: str, spec: RunSpec, classes: tuple[str, ...], shape: tuple[int, int, int] | None = None
+) -> Dataset:
+    """Return data in any form as a data set.
+
+    Args:
+        value: the data.
+        split: name of the split.
+        spec: settings of the run.
+        classes: names of the classes; empty if the data defines them.
+        shape: shape of the training images, which other directories of images get.
+    """
     source = "train" if split == "train" else "test"
-    if isinstance(value, str | os.PathLike):
+    if shape is not None and is_other_folder(value, spec.recipe.data):
+        dataset = open_folder(value, None, folder_options(spec, shape, classes))
+    elif isinstance(value, str | os.PathLike):
         root = None if is_image_folder(value) else spec.data_dir
         dataset = create_dataset(os.fspath(value), source, root)
     elif isinstance(value, DataSpec):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torchcaps._core.optional import import_optional
-from torchcaps.data import Batch, DataError
+from torchcaps.data import Batch, DataError, Dataset
 from torchcaps.data.images import (
     IMAGE_FORMATS,
     MAX_MEGAPIXELS,
@@ -20,10 +20,11 @@ from torchcaps.data.images import (
     center_ink,
     read_image,
 )
-from torchcaps.data.registry import is_image_folder
+from torchcaps.data.registry import names_image_folder
 from torchcaps.training.inference import TrainedRun
+from torchcaps.training.setup import folder_options, is_other_folder, open_test_set
 
-__all__ = ["Prediction", "load_image", "predict", "unprocessed_shape"]
+__all__ = ["Prediction", "load_image", "open_run_test_set", "predict", "unprocessed_shape"]
 
 Polarity = Literal["auto", "as-is", "inverted"]
 Fit = Literal["crop", "pad", "stretch"]
@@ -125,7 +126,7 @@ def load_image(
         large = dataclasses.replace(image_format, size=(INK_SCALE * height, INK_SCALE * width), fit="pad")
         pixels = _read(path, large, fill, background)
     else:
-        default = "crop" if is_image_folder(run.spec.recipe.data) else "pad"
+        default = "crop" if names_image_folder(run.spec.recipe.data) else "pad"
         fitted = dataclasses.replace(image_format, fit=fit or run.spec.data_options.get("fit") or default)
         pixels = _read(path, fitted, fill, background)
     if invert:
@@ -177,6 +178,14 @@ def unprocessed_shape(run: TrainedRun) -> tuple[int, int, int]:
         f"no image size is known from which augmentation {run.spec.recipe.augmentation!r} makes images of "
         f"{channels}x{height}x{width}"
     )
+
+
+def open_run_test_set(run: TrainedRun, download: bool = True) -> Dataset | None:
+    """Return the test set of a trained run; a directory of images is read in the format of its training images."""
+    recipe = run.spec.recipe
+    needs_format = is_other_folder(recipe.test_data, recipe.data)
+    options = folder_options(run.spec, unprocessed_shape(run), run.classes) if needs_format else None
+    return open_test_set(run.spec, download, options)
 
 
 def _is_paper(pixels: Tensor, run: TrainedRun) -> bool:

@@ -1,7 +1,9 @@
 """Objects of a run, built from its settings: data splits, preprocessing, network and loaders."""
 
 import dataclasses
+import os
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,8 +24,11 @@ __all__ = [
     "build_loader",
     "build_network",
     "check_n_objects",
+    "folder_options",
+    "is_other_folder",
     "limit_images",
     "open_data",
+    "open_folder",
     "open_test_set",
     "prepare_data",
     "training_labels",
@@ -85,7 +90,8 @@ def open_data(spec: RunSpec, download: bool = True) -> RunData:
     val = None
     if not recipe.val_fraction and "val" in _splits(recipe.data, spec):
         val = _open_split(recipe.data, "val", spec.data_dir, spec.data_options, download)
-    return prepare_data(spec, train, val, open_test_set(spec, download))
+    test = open_test_set(spec, download, folder_options(spec, train.shape, train.classes))
+    return prepare_data(spec, train, val, test)
 
 
 def prepare_data(spec: RunSpec, train: Dataset, val: Dataset | None, test: Dataset | None) -> RunData:
@@ -115,21 +121,56 @@ def prepare_data(spec: RunSpec, train: Dataset, val: Dataset | None, test: Datas
     return RunData(train, val, test, pipeline)
 
 
-def open_test_set(spec: RunSpec, download: bool = True) -> Dataset | None:
+def open_test_set(spec: RunSpec, download: bool = True, options: Mapping[str, Any] | None = None) -> Dataset | None:
     """Return the test set of a run: its ``test_data``, otherwise the test split of its training data, if any.
 
     Args:
         spec: settings of the run.
         download: download missing files.
+        options: options of a directory of images in ``test_data``, see `folder_options`.
     """
     recipe = spec.recipe
-    if recipe.test_data:
+    if recipe.test_data and is_other_folder(recipe.test_data, recipe.data):
+        dataset = open_folder(recipe.test_data, None, {**(options or {}), **spec.test_options})
+    elif recipe.test_data:
         dataset = _open_split(recipe.test_data, "test", spec.data_dir, spec.test_options, download)
     elif "test" in _splits(recipe.data, spec):
         dataset = _open_split(recipe.data, "test", spec.data_dir, spec.data_options, download)
     else:
         return None
     return limit_images(dataset, spec.max_test_images)
+
+
+def folder_options(spec: RunSpec, shape: tuple[int, int, int], classes: tuple[str, ...]) -> dict[str, Any]:
+    """Return the options with which `Folder` reads other images in the format of a run's.
+
+    Args:
+        spec: settings of the run.
+        shape: channels, height and width of the run's images, before its pipeline.
+        classes: names of its classes.
+    """
+    channels, height, width = shape
+    size = {"size": height} if height == width else {}
+    fit = {"fit": spec.data_options["fit"]} if "fit" in spec.data_options else {}
+    return {**size, **fit, "channels": "gray" if channels == 1 else "color", "classes": classes}
+
+
+def is_other_folder(name: Any, data: str) -> bool:
+    """Return whether a data set is a directory of images other than that of the training data."""
+    path, other = (os.path.realpath(os.path.expanduser(value)) for value in (name or "", data))
+    return is_image_folder(name) and path != other
+
+
+def open_folder(path: str | os.PathLike[str], split: str | None, options: Mapping[str, Any]) -> Dataset:
+    """Return a directory of images that a network is evaluated on.
+
+    Args:
+        path: the directory.
+        split: split of the images; ``None`` for the test images if it has split directories, otherwise all.
+        options: options of `Folder`.
+    """
+    split = split or ("test" if Folder.has_split_directories(Path(path).expanduser()) else "all")
+    return create_dataset(os.fspath(path), split, None, **options)
 
 
 def limit_images(dataset: Dataset, max_images: int | None) -> Dataset:

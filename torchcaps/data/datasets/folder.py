@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from torchcaps._core.validation import check_range, join_quoted
+from torchcaps._core.validation import FieldError, check_range, join_quoted
 from torchcaps.data.base import Dataset, DataSpec, ImageSet, LoadRequest
 from torchcaps.data.images import (
     MAX_MEGAPIXELS,
@@ -31,6 +31,7 @@ SPLIT_NAMES = {
     "val": ("val", "valid", "validation", "dev"),
     "test": ("test", "testing"),
 }
+MAX_CLASSES_SHOWN = 10  # in an error
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ class Folder(DataSpec):
         val_fraction, test_fraction: fractions of the images in the validation and test splits, without split
             directories.
         seed: seed of that split.
+        classes: names of the classes in the order of their indices; not all need a subdirectory, and others are an
+            error. Default: the names of the subdirectories in alphabetical order.
         cache: store decoded images in the user's cache directory.
         max_megapixels: files with more pixels are not decoded and count as unreadable.
 
@@ -72,6 +75,7 @@ class Folder(DataSpec):
     val_fraction: float = 0.1
     test_fraction: float = 0.1
     seed: int = 0
+    classes: tuple[str, ...] = ()
     cache: bool = True
     max_megapixels: float = MAX_MEGAPIXELS
 
@@ -82,6 +86,8 @@ class Folder(DataSpec):
         check_range(self, "seed", -(2**63), 2**63 - 1)
         check_range(self, "val_fraction", 0, 1)
         check_range(self, "test_fraction", 0, 1)
+        if len(set(self.classes)) < len(self.classes):
+            raise FieldError(self, "classes", f"must be different names, got {self.classes}")
         if self.val_fraction + self.test_fraction >= 1:
             raise ValueError(
                 "Folder: val_fraction and test_fraction must add up to less than 1, "
@@ -115,11 +121,11 @@ class Folder(DataSpec):
         """Return files by class: those that determine classes and image format, and those of a split."""
         directories = _find_split_directories(root)
         reference = _find_images_by_class(directories["train"] if directories else root)
-        if len(reference) < 2:
+        if self.classes:
+            reference = self._select_classes(root, reference)
+        elif len(reference) < 2:
             (only,) = reference
-            is_split = only.lower() in {name for names in SPLIT_NAMES.values() for name in names}
-            advice = ": pass this directory, or add another of train, val and test next to it" if is_split else ""
-            raise DataError(f"folder: {root} must have at least two classes, got only {only!r}{advice}")
+            raise DataError(f"folder: {root} must have at least two classes, got only {only!r}{_advice(root, only)}")
         if directories is None:
             return reference, reference if split == "all" else self._split_by_hash(reference, split)
         if split == "all":
@@ -133,6 +139,18 @@ class Folder(DataSpec):
             unknown = join_quoted(sorted(set(selected) - set(reference)), "and")
             raise DataError(f"folder: {directories[split]} has classes that the training split has not: {unknown}")
         return reference, selected
+
+    def _select_classes(self, root: Path, files: dict[str, list[Path]]) -> dict[str, list[Path]]:
+        """Return the files of each of `classes`, none of those without a subdirectory; raise a DataError for others."""
+        unknown = [name for name in files if name not in self.classes]
+        if unknown:
+            known = join_quoted(self.classes[:MAX_CLASSES_SHOWN], "and")
+            more = f" and {len(self.classes) - MAX_CLASSES_SHOWN} more" if len(self.classes) > MAX_CLASSES_SHOWN else ""
+            raise DataError(
+                f"folder: {root} must have subdirectories named like the classes {known}{more}, got "
+                f"{join_quoted(unknown[:MAX_CLASSES_SHOWN], 'and')}{_advice(root, unknown[0])}"
+            )
+        return {name: files.get(name, []) for name in self.classes}
 
     def find_splits(self, root: Path) -> tuple[str, ...]:
         """Return the non-empty splits of a directory of images, without ``"all"``."""
@@ -158,8 +176,11 @@ class Folder(DataSpec):
 
     def _split_by_hash(self, files: dict[str, list[Path]], split: str) -> dict[str, list[Path]]:
         """Return the files of a split, for each class those with the first or last hashes."""
-        selected = {}
+        selected: dict[str, list[Path]] = {}
         for name, paths in files.items():
+            if not paths:  # a class without images
+                selected[name] = []
+                continue
             ordered = sorted(
                 paths, key=lambda path: sha256(os.fsencode(f"{self.seed}/{_path_from(path, name)}")).digest()
             )
@@ -177,6 +198,17 @@ class Folder(DataSpec):
             }
             selected[name] = sorted(splits[split])
         return selected
+
+
+def _advice(root: Path, name: str) -> str:
+    """Return what to do if a subdirectory is not a class, but a split or a directory that contains the classes."""
+    if name.lower() in {other for names in SPLIT_NAMES.values() for other in names}:
+        return ": pass this directory, or add another of train, val and test next to it"
+    inner = [path.name for path in _subdirectories(root / name) if find_image_files(path)]
+    if len(inner) < 2:
+        return ""
+    shown = join_quoted(inner[:MAX_CLASSES_SHOWN], "and")
+    return f": pass {root / name} if its subdirectories, such as {shown}, are the classes"
 
 
 def _path_from(path: Path, class_name: str) -> str:
