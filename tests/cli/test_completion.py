@@ -9,7 +9,7 @@ import pytest
 
 from tests.cli.commands import run_command, usage_error
 from torchcaps.cli.command_line import NO_VALUE
-from torchcaps.cli.completion import command_parsers
+from torchcaps.cli.completion import ZSH_EVAL_OR_SOURCE, command_parsers
 from torchcaps.cli.main import COMMANDS
 from torchcaps.cli.synonyms import SYNONYMS
 
@@ -55,6 +55,7 @@ def test_scripts_of_other_shells_have_all_commands(shell: str, capsys: pytest.Ca
     script = run_command(capsys, "completion", shell)
     for name in (*COMMANDS, "capsnet_small", "perturbation", "max-minutes"):
         assert name in script, name
+    assert shell != "zsh" or ZSH_EVAL_OR_SOURCE in script
     if shutil.which(shell):
         assert subprocess.run([shell, "-n"], input=script, text=True).returncode == 0
 

@@ -37,6 +37,8 @@ PREAMBLE = {
     "zsh": "_torchcaps_{key}() {{\n  _alternative 'names:name:({names})' 'directories:directory:_files -/'\n}}\n",
     "fish": "",
 }
+# shtab registers the function under eval only, and would call it, which fails, if a file with the script is sourced.
+ZSH_EVAL, ZSH_EVAL_OR_SOURCE = "$zsh_eval_context[-1] == eval ", "$zsh_eval_context[-1] == (eval|file) "
 
 
 def completion_command(arguments: list[str]) -> None:
@@ -67,7 +69,8 @@ def completion_script(shell: Shell) -> str:
             _copy_arguments(parser, copied, names)
     names = {"models": list_models(), "datasets": list_datasets(), "analyses": list(ANALYSES)}
     texts = [PREAMBLE[shell].format(key=key, names=" ".join(values)) for key, values in names.items()]
-    return shtab.complete(root, shell, preamble="".join(texts))
+    script = shtab.complete(root, shell, preamble="".join(texts))
+    return script.replace(ZSH_EVAL, ZSH_EVAL_OR_SOURCE)
 
 
 def command_parsers() -> dict[tuple[str, ...], Parser]:
@@ -123,6 +126,8 @@ def _completion(action: argparse.Action, names: tuple[str, ...]) -> tuple[Any, l
         return _names_or_directories("models", list_models()), []
     if not flag and names == ("analyze",):
         return _names_or_directories("analyses", list(ANALYSES)), []
+    if names[0] in ("evaluate", "predict") and action.dest in ("run", "runs"):
+        return shtab.FILE, []  # a run directory or an ONNX file
     if flag in DIRECTORY_FLAGS or (not flag and action.dest in ("run", "runs")):
         return shtab.DIRECTORY, []
     if flag in FILE_FLAGS or (not flag and action.dest == "images"):
