@@ -215,7 +215,7 @@ def draw_attack(
                 if predictions is not None:
                     is_changed = row == 1 and not bool((predictions[column] == first.predicted_before[column]).all())  # type: ignore[index]
                     label = _class_label(predictions[column], classes)
-                    grid[row, column].set_title(label, fontsize=8, pad=2, color=COLORS[1] if is_changed else "black")
+                    grid[row, column].set_title(label, fontsize=8, pad=4, color=COLORS[1] if is_changed else "black")
     save_figure(figure, out)
 
 
