@@ -168,3 +168,25 @@ def test_number_of_iterations_of_the_routing_is_ignored() -> None:
 
 def test_routing_by_name() -> None:
     assert Equilibrium("kmeans") == Equilibrium(KMeans())
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["stored", "streamed"])
+def test_transforms_equal_autograd(streamed: bool) -> None:
+    """Per-sample gradients by vmap and grad, and forward mode, equal those of the implicit gradient."""
+    torch.manual_seed(1)
+    layer = DenseCapsules(5, 3, 2, 4, routing=Equilibrium(KMeans(), **EXACT), streamed=streamed)  # type: ignore[arg-type]
+    layer = layer.double()
+    layer.weight.data.mul_(0.5)
+    pose = torch.randn(3, 5, 3, dtype=torch.float64)
+
+    def loss(image: Tensor) -> Tensor:
+        return layer(image[None]).pose.sin().sum()
+
+    leaf = pose.clone().requires_grad_()
+    total = layer(leaf).pose.sin().sum()
+    (expected,) = torch.autograd.grad(total, leaf)
+    assert relative_rms(torch.func.vmap(lambda image: layer(image[None]).pose[0])(pose), layer(pose).pose) < 1e-7
+    assert relative_rms(torch.func.vmap(torch.func.grad(loss))(pose), expected) < 1e-7
+    direction = torch.arange(pose.numel(), dtype=pose.dtype).view_as(pose).cos()
+    _, tangent = torch.func.jvp(lambda x: layer(x).pose.sin().sum(), (pose,), (direction,))
+    assert float(tangent.detach()) == pytest.approx(float((direction * expected).sum()), rel=1e-7)

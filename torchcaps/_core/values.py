@@ -57,6 +57,16 @@ def in_vmap_or_forward_mode() -> bool:
     return any(interpreter.key() in kinds for interpreter in functorch.get_interpreter_stack() or ())
 
 
+def in_transform() -> bool:
+    """Return whether the code runs inside a transform of ``torch.func`` or forward-mode differentiation.
+
+    >>> torch.func.grad(lambda x: x * in_transform())(torch.tensor(3.0))
+    tensor(1.)
+    """
+    interpreters = torch._C._functorch.get_interpreter_stack()  # type: ignore[attr-defined]
+    return bool(interpreters) or torch.autograd.forward_ad._current_level >= 0
+
+
 # As torch.compiler.assume_constant_result, which would import the compiler: torch.compile calls the function while it
 # traces, inside the same transforms, and compiles again if they change.
 in_vmap_or_forward_mode._dynamo_marked_constant = True  # type: ignore[attr-defined]

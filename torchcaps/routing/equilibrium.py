@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchcaps._core.validation import check_range
+from torchcaps._core.values import in_transform
 from torchcaps.capsules import Capsules, register_pytree
 from torchcaps.routing.base import Coefficient, Geometry, Routing, State, as_routing
 from torchcaps.routing.inverted_attention import InvertedAttention
@@ -81,6 +82,9 @@ class Equilibrium(Routing):
 
     An exported graph contains all ``max_steps`` steps of the solver; an image whose fixed point is reached keeps it, so
     that the graph computes the same values. The time of the export grows with ``max_steps``.
+
+    Inside transforms of `torch.func` (``vmap``, ``grad``, ``jvp``), which can't stop by value, the gradient is that of
+    ``max_steps`` further steps from the fixed point, which tends to the implicit one and takes their memory.
 
     Deviation: a layer compiled by `torch.compile` takes 12 plain steps and the gradient of the last one, since it can't
     stop by value.
@@ -181,7 +185,8 @@ class Equilibrium(Routing):
                 after = inner.step(coefficients, quiet, children, inner.unpack(_unflatten(z, layout)), LAST)
                 return _flatten(inner.pack(after))
 
-            if torch.compiler.is_exporting():
+            is_transformed = in_transform() and not torch.compiler.is_compiling()
+            if torch.compiler.is_exporting() or is_transformed:
                 z, _ = self._solve(silent, z, self.tolerance)
                 solution = None
             elif torch.compiler.is_compiling() or z.is_meta:
@@ -194,6 +199,9 @@ class Equilibrium(Routing):
         if solution is not None:
             solution = solution._replace(point=_unflatten(z, layout))
             z = z.clone().requires_grad_(torch.is_grad_enabled())
+        for _ in range(self.max_steps - 1 if is_transformed else 0):  # their gradient tends to the implicit one
+            after = inner.step(coefficients, votes, children, inner.unpack(_unflatten(z, layout)), LAST)
+            z = _flatten(inner.pack(after))
         last = inner.step(coefficients, votes, children, inner.unpack(_unflatten(z, layout)), LAST)
         after = _flatten(inner.pack(last))
         if solution is not None and after.requires_grad:
@@ -228,7 +236,7 @@ class Equilibrium(Routing):
             distance = torch.linalg.vector_norm(after - z, dim=1)
             size = torch.linalg.vector_norm(after, dim=1).clamp_min(torch.finfo(z.dtype).tiny)
             residual = torch.where(open_, distance / size, residual)
-            steps += open_
+            steps = steps + open_  # not in place: inside vmap only one of them may be batched
             if self.solver == "anderson":
                 history = [*history, (z, after)][-ANDERSON_MEMORY:]
                 proposal = _anderson(history)
@@ -237,7 +245,7 @@ class Equilibrium(Routing):
             z = torch.where(open_[:, None], proposal, z)
             open_ = open_ & ~(residual <= tolerance)
             # A graph has all steps: those after the last image has stopped change nothing.
-            if not torch.compiler.is_exporting() and not bool(open_.any()):
+            if not torch.compiler.is_exporting() and not in_transform() and not bool(open_.any()):
                 break
         return z, Solution(steps, residual, residual <= tolerance, torch.full_like(residual, torch.nan))
 
