@@ -1,5 +1,6 @@
 """The command ``torchcaps explore``: ports, Ctrl-C, invalid usage; and the files of the page."""
 
+import contextlib
 import os
 import re
 import signal
@@ -13,8 +14,10 @@ import pytest
 
 import torchcaps
 from tests.cli.commands import usage_error
+from tests.explorer.helpers import small_run
+from tests.explorer.live import running
 from tests.test_structure import MAX_LINES
-from torchcaps.explorer import ExploredRun, load_pretrained_run
+from torchcaps.explorer import ExploredRun, load_pretrained_run, server
 from torchcaps.explorer.app import PAGE
 from torchcaps.explorer.export import _explore_command
 from torchcaps.explorer.server import bind_socket
@@ -42,6 +45,26 @@ def test_a_port_in_use_is_replaced() -> None:
     second.close()
     with pytest.raises(ValueError, match="can't be bound"):
         bind_socket("203.0.113.1", 0)
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n", b"{info}GET /api"])
+def test_connections_without_a_complete_head_are_closed(monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
+    """Clients that connect and send nothing, or part of a request, also after a complete one: the others are served."""
+    monkeypatch.setattr(server, "HEAD_TIMEOUT_S", 0.05)
+    info = b"GET /api/info HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+    with running([small_run()], statistics=False) as address:
+        port = int(address.rpartition(":")[2])
+        clients = [socket.create_connection(("127.0.0.1", port)) for _ in range(server.MAX_CONNECTIONS + 6)]
+        for client in clients:
+            client.settimeout(120)
+            client.sendall(sent.replace(b"{info}", info))
+        for client in clients:
+            with contextlib.suppress(ConnectionResetError):
+                while client.recv(65536):
+                    pass
+            client.close()
+        with urllib.request.urlopen(f"{address}/api/info", timeout=60) as reply:
+            assert reply.status == 200
 
 
 def test_ctrl_c_ends_the_server_cleanly(run_directory: Path) -> None:

@@ -1,20 +1,62 @@
-"""Run the explorer's server: a free port, a clean end on Ctrl-C."""
+"""Run the explorer's server: a free port, a limit of time for requests, a clean end on Ctrl-C."""
 
+import asyncio
 import contextlib
 import socket
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from torchcaps._core.files import reason_of
 from torchcaps.explorer.app import create_app
 from torchcaps.explorer.session import ExploredRun
 
-__all__ = ["bind_socket", "serve"]
+__all__ = ["bind_socket", "create_server", "serve"]
 
 MAX_CONNECTIONS = 64
 SHUTDOWN_TIMEOUT_S = 3
+HEAD_TIMEOUT_S = 10.0  # for the request line and the headers
+
+
+class _Protocol(H11Protocol):
+    """HTTP/1.1 that closes connections without a complete head: otherwise they would hold all `MAX_CONNECTIONS`."""
+
+    _timer: asyncio.TimerHandle | None = None
+
+    @property
+    def _awaits_head(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._start_timer()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if not self._awaits_head:
+            self._stop_timer()
+        elif self._timer is None:
+            self._start_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def _start_timer(self) -> None:
+        self._timer = self.loop.call_later(HEAD_TIMEOUT_S, self._close_if_waiting)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _close_if_waiting(self) -> None:
+        self._timer = None
+        if self._awaits_head:
+            self.transport.close()
 
 
 def bind_socket(host: str, port: int) -> tuple[socket.socket, bool]:
@@ -40,6 +82,21 @@ def bind_socket(host: str, port: int) -> tuple[socket.socket, bool]:
     raise AssertionError("unreachable")
 
 
+def create_server(app: Any) -> uvicorn.Server:
+    """Return the server of an application, with its limits; `uvicorn.Server.run` takes the listening socket."""
+    config = uvicorn.Config(
+        app,
+        http=_Protocol,
+        ws="none",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        limit_concurrency=MAX_CONNECTIONS,
+        timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
+    )
+    return uvicorn.Server(config)
+
+
 def serve(
     runs: list[ExploredRun],
     host: str = "127.0.0.1",
@@ -60,16 +117,7 @@ def serve(
         print(f"torchcaps: port {port} is in use; using {actual}", file=sys.stderr)
     name = f"[{host}]" if ":" in host else host
     url = f"http://{name}:{actual}/"
-    config = uvicorn.Config(
-        create_app(runs, host),
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        limit_concurrency=MAX_CONNECTIONS,
-        timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
-        ws="none",
-    )
-    server = uvicorn.Server(config)
+    server = create_server(create_app(runs, host))
     if on_start is not None:
         on_start(url)
     with contextlib.closing(listener), contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it again after closing
