@@ -94,16 +94,17 @@ def describe_credit(run: ExploredRun, resolved: ResolvedInput, target: int, iter
 
     The first one starts with 1 at the class capsule. A child receives from each parent its coupling times the child's
     activity. A pixel gets the mean credit of the primary capsules whose receptive fields contain it, weighted by a
-    triangular window.
+    triangular window. A network without capsules has the gradient only.
     """
-    network = _require_capsules(run, "the credit of pixels")
     if target >= run.model.spec.classes:
         raise ValueError(f"target must be below {run.model.spec.classes}, the number of classes, got {target}")
-    traced = trace_forward(run, resolved.pixels, iterations)
-    height, width = run.shape[1:]
-    with torch.no_grad():
-        positions = _credit_by_position(network, traced, target)
-        by_coupling = None if positions is None else _project(run, network, traced, positions)
+    network, height, width = run.capsules, *run.shape[1:]
+    by_coupling, why = None, run.missing_parts().get("capsules", "the primary capsules are not on a grid")
+    if network is not None:
+        traced = trace_forward(run, resolved.pixels, iterations)
+        with torch.no_grad():
+            positions = _credit_by_position(network, traced, target)
+            by_coupling = None if positions is None else _project(run, network, traced, positions)
     with iterations_changed(run, iterations), frozen(run.pixels):
         pixels = resolved.pixels.clone().requires_grad_()
         score = run.pixels(pixels).scores[0, target]
@@ -111,7 +112,7 @@ def describe_credit(run: ExploredRun, resolved: ResolvedInput, target: int, iter
     return {
         "size": [height, width],
         "coupling": None if by_coupling is None else encode_array(by_coupling),
-        "why": "" if by_coupling is not None else "the primary capsules are not on a grid",
+        "why": "" if by_coupling is not None else why,
         "gradient": encode_array(gradient.sum(0)),
         "score": float(score.detach()),
     }

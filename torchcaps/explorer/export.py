@@ -84,8 +84,8 @@ def _describe_sample(explorer: Explorer, run: int, index: int) -> dict[str, Any]
     forward = explorer.forward(ForwardRequest(run=run, image=image))
     target = forward["order"][0]
     described: dict[str, Any] = {"forward": forward, "credit": {}, "parents": {}}
+    described["credit"][target] = explorer.credit(TargetRequest(run=run, image=image, target=target))
     if explorer.runs[run].capsules is not None:
-        described["credit"][target] = explorer.credit(TargetRequest(run=run, image=image, target=target))
         last = len(forward["layers"]) - 1
         for t in range(forward["layers"][last].get("iterations", 0)):
             request = ParentRequest(run=run, image=image, layer=last, parent=target, iteration=t)

@@ -9,12 +9,12 @@ export const primaryPanel = {
   id: "primary",
   title: "Primary capsules",
   about: "One capsule type at every position, or all types if there is one position: the colour is the length, the rays of the glyph are the elements of its pose (outward: positive, hollow end: negative). Point at a capsule for the numbers.",
-  needs: "capsules",
   controls(ctx) {
     const choice = select("Type", [[0, "0"]], 0, (value) => ctx.state.set({ type: Number(value) }), "primary-type");
     ctx.onResults(() => {
-      const { types = 1, grid = [1, 1] } = ctx.results[0]?.primary ?? {};
-      choice.classList.toggle("hidden", grid[0] * grid[1] === 1);
+      const grids = ctx.results.map((result) => result.primary).filter((primary) => primary && primary.grid[0] * primary.grid[1] > 1);
+      const types = Math.max(1, ...grids.map((primary) => primary.types));
+      choice.classList.toggle("hidden", !grids.length);
       if (choice.input.options.length !== types) {
         choice.input.replaceChildren(...Array.from({ length: types }, (_, n) => h("option", { value: n }, String(n))));
       }
@@ -24,7 +24,10 @@ export const primaryPanel = {
   },
   draw(ctx, run) {
     const { primary } = ctx.results[run];
-    if (!primary) return h("p", { class: "reason" }, "The primary capsules of this network are not on a grid.");
+    if (!primary) {
+      const reason = ctx.info.runs[run].missing.capsules ?? "The primary capsules of this network are not on a grid.";
+      return h("div", {}, h("p", { class: "reason" }, reason), drawFeatures(ctx.results[run].features));
+    }
     const [rows, columns] = primary.grid;
     const { types, dim } = primary;
     const type = Math.min(ctx.state.get().type, types - 1);
@@ -58,11 +61,12 @@ export const primaryPanel = {
     return h("div", {},
       drawing(WIDTH, height + 4, `Primary capsules: ${shown}; largest ${format(highest)}`, cells,
         single ? null : typeMap(ctx, lengths, rows, columns, types, type, left, scale), flat ? null : legend(left, lowest, highest, height)),
+      flat ? h("p", { class: "reason" }, `All lengths are ${format(highest)}.`) : null,
       drawFeatures(ctx.results[run].features));
   },
   data(ctx, run) {
     const { primary } = ctx.results[run];
-    if (!primary) return null;
+    if (!primary) return { features: ctx.results[run].features.map(({ name, shape, low, high }) => ({ name, shape, low, high })) };
     return { grid: primary.grid, types: primary.types, dim: primary.dim, lengths: [...decodeArray(primary.lengths).data], poses: [...decodeArray(primary.poses).data] };
   },
 };
