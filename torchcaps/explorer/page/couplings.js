@@ -40,18 +40,23 @@ export function shownParent(ctx, run, shown) {
 /** Return the state that selects a parent. */
 export const parentState = (shown, parent) => (shown.last ? { target: parent, offsets: {} } : { parent });
 
+/** Return the run that the controls follow: the first one with capsules, since a network without has no layers. */
+export const leadOf = (ctx) => Math.max(0, ctx.info.runs.findIndex((run) => run.layers.length));
+
 let timer = 0;
 
 export const couplingsPanel = {
   id: "couplings",
   title: "Couplings",
-  about: "How strongly each child is coupled to each parent, by the position of the child. White is the uniform coupling, orange is above, purple below. Step through the iterations and watch the agreement form; select a parent to see its numbers in the equation.",
+  about: "How strongly each child is coupled to each parent, by the position of the child. White is the uniform coupling (0 or the mean if couplings are not normalised), orange is above, purple below. Step through the iterations and watch the agreement form; select a parent to see its numbers in the equation.",
   needs: "capsules",
   controls(ctx) {
-    const layers = ctx.info.runs[0].layers;
+    const lead = leadOf(ctx);
+    const { layers } = ctx.info.runs[lead];
     const position = slider("Iteration", { min: 1, max: 1, step: 1, value: 1, id: "iteration", change: (value) => ctx.state.set({ t: value - 1 }) });
     const play = button("Play", () => toggle(), { id: "play-iterations", "aria-pressed": "false" });
-    const steps = () => ctx.results[0]?.layers.at(-1)?.iterations ?? 1;
+    const stepsOf = (run) => (ctx.results[run] && shownLayer(ctx, run)?.layer.iterations) || 1;
+    const steps = () => Math.max(...ctx.info.runs.map((_, run) => stepsOf(run)));
     const move = (by) => {
       const now = ctx.state.get().t ?? steps() - 1;
       ctx.state.set({ t: (now + by + steps()) % steps() });
@@ -76,11 +81,12 @@ export const couplingsPanel = {
       const single = steps() === 1;
       for (const control of [position, play]) control.classList.toggle("hidden", single);
     });
-    const chooseLayer = layers.length > 1 && select("Layer", layers.map((layer, n) => [n, layer.name]), layers.length - 1,
+    const chooseLayer = layers.length > 1 && select("Layer", layers.map((layer, n) => [n, layer.name]), ctx.state.get().layer ?? layers.length - 1,
       (value) => ctx.state.set({ layer: Number(value), site: null, parent: 0 }), "layer");
+    if (chooseLayer) ctx.onResults(() => { chooseLayer.input.value = Math.min(ctx.state.get().layer ?? layers.length - 1, layers.length - 1); });
     const position2d = select("Parents at", [], "", (value) => ctx.state.set({ site: value.split(",").map(Number) }), "site");
     ctx.onResults(() => {
-      const layer = shownLayer(ctx, 0)?.layer;
+      const layer = shownLayer(ctx, lead)?.layer;
       const [rows, columns] = layer?.sites ?? [];
       const several = rows * columns > 1 && rows * columns <= MAX_SITES;
       position2d.classList.toggle("hidden", !several);
@@ -91,6 +97,11 @@ export const couplingsPanel = {
     });
     const view = select("View", [["maps", "maps by parent"], ["matrix", "matrix"]], ctx.state.get().view,
       (value) => ctx.state.set({ view: value }), "coupling-view");
+    ctx.onResults(() => {
+      view.input.value = ctx.state.get().view;
+      const shown = ctx.info.runs.map((_, run) => shownLayer(ctx, run)?.layer);
+      view.classList.toggle("hidden", !shown.some((layer) => layer && !layer.why && hasMaps(layer)));
+    });
     return [chooseLayer || null, position2d, view, position, play];
   },
   draw(ctx, run) {
@@ -98,7 +109,7 @@ export const couplingsPanel = {
     if (!shown) return h("p", { class: "reason" }, "This network has no capsule layers.");
     if (shown.layer.why) return h("p", { class: "reason" }, shown.layer.why);
     const root = h("div", {});
-    const maps = ctx.state.get().view === "maps" && shown.layer.grid && !shown.layer.by_type && shown.layer.grid[0] * shown.layer.grid[1] > 1;
+    const maps = ctx.state.get().view === "maps" && hasMaps(shown.layer);
     root.append(maps ? drawMaps(ctx, run, shown) : drawMatrix(ctx, run, shown), drawEntropy(shown.layer, shownIteration(ctx, shown.layer)));
     return root;
   },
@@ -113,14 +124,24 @@ export const couplingsPanel = {
   },
 };
 
+const positionsOf = (layer) => (layer.grid ? layer.grid[0] * layer.grid[1] : 1);
+
+/** Whether the children have positions on which couplings can be drawn as maps. */
+const hasMaps = (layer) => !layer.by_type && positionsOf(layer) > 1;
+
 /** Return a function from a coupling to its colour, centred on the uniform coupling, and the range of the legend. */
 function scaleOf(shown, values) {
   const [, children, parents] = shown.couplings.shape;
   const { axis, types, merged_types: merged } = shown.layer;
-  const center = (axis === "parents" ? 1 / parents : axis === "children" ? 1 / children : 0) * (merged ? types : 1);
-  let range = 1e-9;
-  for (const value of values) if (Number.isFinite(value)) range = Math.max(range, Math.abs(value - center));
-  return { center, range, color: (value) => (Number.isFinite(value) ? colorAt(MAPS.puor, 0.5 + (value - center) / (2 * range)) : [128, 128, 128, 60]) };
+  const finite = values.filter(Number.isFinite);
+  const lowest = finite.reduce((a, b) => Math.min(a, b), Infinity);
+  const normalized = axis === "parents" || axis === "children";
+  const mean = !normalized && lowest > 0 ? finite.reduce((a, b) => a + b, 0) / finite.length : 0;
+  const uniform = (axis === "parents" ? 1 / parents : 1 / children) * (merged ? types : 1);
+  const center = normalized ? uniform : mean;
+  const range = finite.reduce((most, value) => Math.max(most, Math.abs(value - center)), 1e-9);
+  const name = normalized ? "uniform" : mean ? "mean" : "";
+  return { center, name, range, color: (value) => (Number.isFinite(value) ? colorAt(MAPS.puor, 0.5 + (value - center) / (2 * range)) : [128, 128, 128, 60]) };
 }
 
 /** Return the mean coupling of the children at each position of the grid to each parent: [T][J][H * W]. */
@@ -147,7 +168,7 @@ function drawMaps(ctx, run, shown) {
   const { layer } = shown;
   const means = (shown.means ??= layer.decoded.means ??= positionMeans(shown));
   const t = shownIteration(ctx, layer);
-  const { center, range, color } = scaleOf(shown, means.flat(2));
+  const { center, name: centerName, range, color } = scaleOf(shown, means.flat(2));
   const [rows, columns] = layer.grid;
   const parents = Math.min(layer.parents, MAX_MAPS);
   const perRow = parents <= 5 ? parents : 5;
@@ -157,7 +178,7 @@ function drawMaps(ctx, run, shown) {
   const cells = order.slice(0, parents).map((parent, n) => {
     const x = (n % perRow) * (WIDTH / perRow) + (WIDTH / perRow - size) / 2;
     const y = Math.floor(n / perRow) * (size + 24) + 16;
-    const name = shorten(parentName(ctx, run, shown, parent), 7);
+    const name = shorten(parentName(ctx, run, shown, parent), 6);
     const activity = shown.activity.data[t * layer.parents + parent];
     const box = [x, y, size, size * (rows / columns)];
     const values = means[t][parent];
@@ -173,14 +194,14 @@ function drawMaps(ctx, run, shown) {
   });
   const height = Math.ceil(parents / perRow) * (size + 24) + 36;
   const label = `Couplings of layer ${layer.name} after iteration ${t + 1} of ${layer.iterations}, from ${format(center - range)} to ${format(center + range)}`;
-  return drawing(WIDTH, height, label, cells, legend(center, range, height - 22));
+  return drawing(WIDTH, height, label, cells, legend(center, centerName, range, height - 22));
 }
 
 function drawMatrix(ctx, run, shown) {
   const { layer } = shown;
   const [, children, parents] = shown.couplings.shape;
   const t = shownIteration(ctx, layer);
-  const { center, range, color } = scaleOf(shown, shown.couplings.data);
+  const { center, name: centerName, range, color } = scaleOf(shown, shown.couplings.data);
   const shownParents = Math.min(parents, 40);
   const order = shown.last ? ctx.results[run].order : [...Array(parents).keys()];
   const row = Math.max(6, Math.min(20, 240 / shownParents));
@@ -199,24 +220,25 @@ function drawMatrix(ctx, run, shown) {
   const names = row < 9 ? [] : order.slice(0, shownParents).map((parent, n) =>
     text(left - 6, 4 + row * n + row / 2 + 4, shorten(parentName(ctx, run, shown, parent), 9), { "text-anchor": "end", class: "name" }));
   const height = row * shownParents + 52;
-  const what = layer.by_type ? "child types" : layer.merged_types ? "child positions" : `children by position, ${layer.types} types each`;
+  const what = layer.by_type ? "child types" : layer.merged_types ? "child positions" : positionsOf(layer) > 1 ? `children by position, ${layer.types} types each` : "children";
   return drawing(WIDTH, height, `Coupling matrix of layer ${layer.name}, iteration ${t + 1}: ${parents} parents, ${children} children`,
     image, names, rows, text((WIDTH + left) / 2, height - 32, `${children} ${what}`, { class: "tick", "text-anchor": "middle" }),
-    legend(center, range, height - 22));
+    legend(center, centerName, range, height - 22));
 }
 
 const frame = ([x, y, width, height], isChosen) => s("rect", { x: x - 1, y: y - 1, width: width + 2, height: height + 2, class: isChosen ? "chosen" : "unchosen" });
 
-function legend(center, range, y) {
+function legend(center, name, range, y) {
   // Normalised couplings are not negative: the scale is symmetric about the uniform coupling, its legend starts at 0.
   const low = center ? Math.max(0, center - range) : -range;
   const start = 0.5 + (low - center) / (2 * range);
+  const digits = Math.min(6, Math.max(3, 1 - Math.floor(Math.log10(range))));
   const ramp = matrixImage(Array.from({ length: 60 }, (_, i) => start + ((1 - start) * i) / 59), 1, 60, [WIDTH / 2 - 90, y + 4, 180, 8], (value) => colorAt(MAPS.puor, value));
   return [
     ramp,
-    text(WIDTH / 2 - 96, y + 12, format(low), { "text-anchor": "end", class: "tick" }),
-    text(WIDTH / 2 + 96, y + 12, format(center + range), { class: "tick" }),
-    text(WIDTH / 2 - 90 + (180 * (center - low)) / (center + range - low), y + 24, center ? `uniform ${format(center)}` : "0", { "text-anchor": "middle", class: "tick" }),
+    text(WIDTH / 2 - 96, y + 12, format(low, digits), { "text-anchor": "end", class: "tick" }),
+    text(WIDTH / 2 + 96, y + 12, format(center + range, digits), { class: "tick" }),
+    text(WIDTH / 2 - 90 + (180 * (center - low)) / (center + range - low), y + 24, name ? `${name} ${format(center, digits)}` : "0", { "text-anchor": "middle", class: "tick" }),
   ];
 }
 

@@ -28,12 +28,12 @@ function masked(decoder, parts) {
 }
 
 /** Range of the sliders: the one of Sabour 2017, or half of the longest element if poses are larger. */
-const rangeOf = (pose) => Math.max(0.25, 0.5 * Math.max(...[...pose].map(Math.abs)));
+const rangeOf = (pose) => Math.max(0.25, Math.ceil(50 * Math.max(...[...pose].map(Math.abs))) / 100); // 0 is a step of the slider
 
 export const decoderPanel = {
   id: "decoder",
   title: "Decoder",
-  about: "The class capsule of the chosen class, decoded to an image. Each slider changes one element of the pose; the strip below varies one element per row, the others unchanged.",
+  about: "The class capsule of the chosen class, decoded to an image. Each slider changes one element of the pose; the strip varies one element per row, the others unchanged.",
   needs: "decoder",
   wide: true,
   controls(ctx) {
@@ -97,7 +97,7 @@ export const decoderPanel = {
       tiles.push([first, overlay(parts[0], blank, decoder.image)], [second, overlay(blank, parts[1], decoder.image)],
         [`${first} and ${second}`, overlay(...parts, decoder.image)]);
     }
-    const perRow = tiles.length > 4 ? Math.ceil(tiles.length / 2) : Math.max(2, tiles.length);
+    const perRow = tiles.length > 3 ? Math.ceil(tiles.length / 2) : Math.max(2, tiles.length);
     const width = perRow * 132; // the drawing fills its column, whatever the number of images
     const nodes = tiles.map(([name, image], n) => s("g", { transform: `translate(${(n % perRow) * 132} ${Math.floor(n / perRow) * 150})` }, text(0, 12, name, { class: "name" }), image));
     const error = Math.sqrt(ctx.decoded[run].reduce((sum, value, n) => sum + (value - (input.data[n] ?? 0)) ** 2, 0) / size);
@@ -125,7 +125,8 @@ function overlay(first, second, [, height, width]) {
 
 async function drawStrip(ctx, run, target, pose, decoder) {
   const range = rangeOf(poseOf(ctx, run, target, false));
-  const key = `${target}|${[...pose].map((value) => value.toFixed(3)).join(",")}`;
+  const halves = matchMedia("(max-width: 760px)").matches ? 1 : 2; // dimensions side by side; one on a phone
+  const key = `${target}|${halves}|${[...pose].map((value) => value.toFixed(3)).join(",")}`;
   let strip = strips.get(run);
   if (strip && strip.key !== key && !strip.due) { // while a slider moves, only the image above follows
     clearTimeout(strip.timer);
@@ -152,8 +153,8 @@ async function drawStrip(ctx, run, target, pose, decoder) {
   }
   if (strip.node) return strip.node;
   const [channels, height, width] = decoder.image;
-  const columns = STEPS * 2; // two dimensions side by side
-  const rows = Math.ceil(pose.length / 2);
+  const columns = STEPS * halves;
+  const rows = Math.ceil(pose.length / halves);
   const plane = channels * height * width;
   const cell = (WIDTH - 40) / columns;
   const clear = [0, 0, 0, 0];
@@ -163,14 +164,15 @@ async function drawStrip(ctx, run, target, pose, decoder) {
     const x = i % (columns * width);
     const y = Math.floor(i / (columns * width));
     const column = Math.floor(x / width);
-    const dimension = Math.floor(y / height) + (column < STEPS ? 0 : rows);
+    const dimension = Math.floor(y / height) + rows * Math.floor(column / STEPS);
     if (dimension >= pose.length) return clear;
     const at = (dimension * STEPS + (column % STEPS)) * plane + (y % height) * width + (x % width);
     for (let c = 0; c < 3; c += 1) shown[c] = 255 * strip.images[at + c * second];
     return shown;
   });
   const labels = Array.from({ length: rows }, (_, n) => text(14, (n + 0.75) * cell * (height / width), n, { class: "tick small", "text-anchor": "end" }));
-  const caption = text(18, rows * cell * (height / width) + 14, `dimensions 0 to ${rows - 1} left, ${rows} to ${pose.length - 1} right; −${format(range, 2)} to +${format(range, 2)}`, { class: "tick" });
+  const order = halves === 1 || rows === pose.length ? "one dimension per row" : `dimensions 0 to ${rows - 1} left, ${rows} to ${pose.length - 1} right`;
+  const caption = text(18, rows * cell * (height / width) + 14, `${order}; −${format(range, 2)} to +${format(range, 2)}`, { class: "tick" });
   strip.node = drawing(WIDTH, rows * cell * (height / width) + 20, "All dimensions of the class capsule, varied one at a time", image, labels, caption);
   return strip.node;
 }

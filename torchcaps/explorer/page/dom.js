@@ -38,7 +38,7 @@ export const text = (x, y, content, attributes = {}) => s("text", { x, y, ...att
 export function format(value, digits = 3) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   const size = Math.abs(value);
-  if (size !== 0 && (size < 10 ** -digits || size >= 1e5)) return value.toExponential(1);
+  if (size !== 0 && (size < 10 ** -digits || size >= 1e5)) return value.toExponential(1).replaceAll("-", "−");
   return value.toFixed(digits).replace("-", "−");
 }
 
@@ -171,7 +171,7 @@ export function slider(label, { min, max, step, value, change, unit = "", id }) 
 
 function display(value, step, unit) {
   const digits = step >= 1 ? 0 : step >= 0.1 ? 1 : 2;
-  return `${Number(value).toFixed(digits).replace("-", "−")}${unit}`;
+  return `${Number(value).toFixed(digits).replace(/^-(0\.?0*)$/, "$1").replace("-", "−")}${unit}`;
 }
 
 /** Return a labelled select; options are [value, text] pairs. */

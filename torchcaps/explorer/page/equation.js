@@ -2,7 +2,7 @@
 
 import { decodeArray } from "./arrays.js";
 import { drawing, format, h, s, select, text, withTip } from "./dom.js";
-import { parentState, shownIteration, shownLayer, shownParent } from "./couplings.js";
+import { leadOf, parentState, shownIteration, shownLayer, shownParent } from "./couplings.js";
 import { imageOf } from "./state.js";
 
 export const equationPanel = {
@@ -12,14 +12,15 @@ export const equationPanel = {
   needs: "capsules",
   wide: true,
   controls(ctx) {
-    const { layers } = ctx.info.runs[0];
-    const parent = select("Parent", [], 0, (value) => ctx.state.set(parentState(shownLayer(ctx, 0), Number(value))), "parent");
+    const lead = leadOf(ctx);
+    const { layers, classes } = ctx.info.runs[lead];
+    const parent = select("Parent", [], 0, (value) => ctx.state.set(parentState(shownLayer(ctx, lead), Number(value))), "parent");
     ctx.onResults(() => {
-      const shown = shownLayer(ctx, 0);
+      const shown = shownLayer(ctx, lead);
       if (!shown || shown.layer.why) return;
-      const names = Array.from({ length: shown.layer.parents }, (_, n) => (shown.last ? ctx.info.runs[0].classes[n] : `type ${n}`));
+      const names = Array.from({ length: shown.layer.parents }, (_, n) => (shown.last ? classes[n] : `type ${n}`));
       parent.input.replaceChildren(...names.map((name, n) => h("option", { value: n }, name)));
-      parent.input.value = shownParent(ctx, 0, shown);
+      parent.input.value = shownParent(ctx, lead, shown);
     });
     return layers.length ? [parent] : [];
   },
@@ -33,7 +34,7 @@ export const equationPanel = {
     const root = h("div", { class: "split" });
     const left = h("div", {},
       h("p", { class: "source" }, `${info.routing} · ${info.paper}, ${info.equation_number}`),
-      h("pre", { class: "equation" }, info.equation.join("\n")));
+      h("pre", { class: "equation" }, info.equation.map(line)));
     root.append(left);
     let numbers;
     try {
@@ -62,6 +63,12 @@ export const equationPanel = {
     return numbers && { ...numbers, sum: [...decodeArray(numbers.sum).data], pose: [...decodeArray(numbers.pose).data] };
   },
 };
+
+/** Return a line of an equation; what stands after a wide gap is a comment. */
+function line(content) {
+  const [equation, comment] = content.split(/ {3,}(?!=)/);
+  return h("span", { class: "line-of" }, equation, comment ? h("span", { class: "remark" }, `   ${comment}`) : null, "\n");
+}
 
 function table(layer, numbers) {
   const position = (child) => {

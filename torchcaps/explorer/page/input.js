@@ -64,7 +64,9 @@ function createTabs(ctx, sketch) {
     sketch.canvas.classList.toggle("drawable", sketch.enabled);
     for (const [id, , body] of parts) {
       body.hidden = id !== chosen;
-      list.querySelector(`#tab-${id}`).setAttribute("aria-selected", String(id === chosen));
+      const tab = list.querySelector(`#tab-${id}`);
+      tab.setAttribute("aria-selected", String(id === chosen));
+      tab.tabIndex = id === chosen ? 0 : -1; // the arrow keys reach the others
     }
   };
   for (const [id, name, body] of parts) {
@@ -74,6 +76,16 @@ function createTabs(ctx, sketch) {
     body.setAttribute("aria-labelledby", `tab-${id}`);
     bodies.append(body);
   }
+  list.addEventListener("keydown", (event) => {
+    const ids = parts.map(([id]) => id);
+    const now = ids.findIndex((id) => event.target.id === `tab-${id}`);
+    const next = { ArrowRight: now + 1, ArrowLeft: now - 1, Home: 0, End: -1 }[event.key];
+    if (next === undefined) return;
+    event.preventDefault();
+    event.stopPropagation(); // elsewhere the arrows turn the samples
+    show(ids.at(next % ids.length));
+    list.querySelector(`#tab-${ids.at(next % ids.length)}`).focus();
+  });
   ctx.actions.tab = show;
   show(isFile || (!("pixels" in ctx.state.get().source) && ctx.info.runs[0].n_samples) ? "pick" : "draw");
   return h("div", {}, list, bodies);

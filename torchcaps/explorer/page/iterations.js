@@ -32,7 +32,7 @@ export const iterationsPanel = {
     const all = order.flatMap(values);
     const high = Math.max(...all, 1e-9) * 1.05;
     const low = Math.min(0, ...all);
-    const x = (n) => 46 + (steps > 1 ? (n / (steps - 1)) * 270 : 135);
+    const x = (n) => 46 + (steps > 1 ? (n / (steps - 1)) * 250 : 125);
     const y = (value) => 12 + (HEIGHT - 60) * (1 - (value - low) / (high - low));
     const lines = order.map((parent, n) => [
       s("polyline", { class: `line ${COLORS[n]}`, points: values(parent).map((value, i) => `${x(i)},${y(value)}`).join(" ") }),
@@ -46,7 +46,7 @@ export const iterationsPanel = {
     ]);
     return drawing(WIDTH, HEIGHT, `Activity of the strongest parents over ${steps} iterations; last residual ${format(layer.residual.at(-1))}`,
       s("line", { class: "margin", x1: x(t), x2: x(t), y1: 8, y2: HEIGHT - 44 }),
-      s("line", { class: "axis", x1: 46, x2: 320, y1: HEIGHT - 46, y2: HEIGHT - 46 }),
+      s("line", { class: "axis", x1: 46, x2: 302, y1: HEIGHT - 46, y2: HEIGHT - 46 }),
       text(40, y(high / 1.05) + 4, format(high / 1.05, 2), { class: "tick", "text-anchor": "end" }),
       text(40, HEIGHT - 44, format(low, 0), { class: "tick", "text-anchor": "end" }),
       lines, ticks,

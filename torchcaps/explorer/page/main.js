@@ -73,23 +73,46 @@ async function forward(ctx) {
   const state = ctx.state.get();
   const message = document.getElementById("message");
   try {
-    const requests = ctx.info.runs.map((run, index) => {
-      const sites = run.layers.map((_, n) => (n === (state.layer ?? run.layers.length - 1) ? state.site : null));
+    const request = () => Promise.all(ctx.info.runs.map((run, index) => {
+      const sites = run.layers.map((_, n) => siteOf(ctx, index, n));
       return ctx.backend.forward({ run: index, image: imageOf(state), iterations: state.iterations, sites });
-    });
-    ctx.results = await Promise.all(requests);
+    }));
+    const isFirst = !ctx.results[0];
+    ctx.results = await request();
+    if (isFirst && state.site) ctx.results = await request(); // of a link: now the grids are known
   } catch (error) {
     message.textContent = sentence(error);
     return;
   }
   ctx.version += 1;
   document.body.dataset.version = ctx.version;
-  const { classes } = ctx.info.runs[0];
-  const { predicted, labels } = ctx.results[0];
-  const names = (indices) => indices.map((index) => classes[index]).join(" and ") || "no class";
-  message.textContent = `Predicted: ${names(predicted)}${labels ? ` · label: ${names(labels)}` : ""}`;
+  const names = (run, indices) => indices.map((index) => ctx.info.runs[run].classes[index]).join(" and ") || "no class";
+  const predicted = ctx.results.map((result, run) => `${ctx.info.runs.length > 1 ? `${ctx.info.runs[run].name}: ` : ""}${names(run, result.predicted)}`);
+  const { labels } = ctx.results[0];
+  message.textContent = `Predicted: ${predicted.join(" · ")}${labels ? ` · label: ${names(0, labels)}` : ""}`;
   for (const listener of ctx.listeners) listener();
   for (const id of Object.keys(ctx.panels)) if (!INDEPENDENT.includes(id)) ctx.redraw(id);
+}
+
+/** Widen each panel that would stand alone in a row of two. */
+function fillRows(panels) {
+  let row = 0;
+  panels.forEach((panel, n) => {
+    if (panel.classList.contains("wide")) return;
+    row += 1;
+    const next = panels[n + 1];
+    if (next && !next.classList.contains("wide")) return;
+    if (row % 2) panel.classList.add("wide");
+    row = 0;
+  });
+}
+
+/** Return row and column of the parents to trace, or null: the other run may have another grid. */
+function siteOf(ctx, run, layer) {
+  const { layer: chosen, site } = ctx.state.get();
+  const sites = ctx.results[run]?.layers[layer]?.sites;
+  if (!site || !sites || layer !== (chosen ?? ctx.info.runs[run].layers.length - 1)) return null;
+  return site[0] >= sites[0] || site[1] >= sites[1] ? null : site;
 }
 
 function createPanels(ctx) {
@@ -99,6 +122,7 @@ function createPanels(ctx) {
     ctx.panels[definition.id] = panel;
     root.append(panel.root);
   }
+  fillRows([...root.children]);
   return root;
 }
 
@@ -120,7 +144,7 @@ function createHeader(ctx) {
     for (const panel of Object.values(ctx.panels)) panel.redraw();
   }
   setTheme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
-  const runs = ctx.info.runs.map((run) => h("span", { class: "run" }, h("b", {}, run.name), ` ${run.model}, ${run.parameters.toLocaleString("en")} parameters`));
+  const runs = ctx.info.runs.map((run) => h("span", { class: "run" }, h("b", {}, run.name), ` ${run.model === run.name ? run.weights : run.model}, ${run.parameters.toLocaleString("en")} parameters`));
   return h("header", { class: "top" },
     h("h1", {}, "torchcaps", h("span", {}, " explorer")), h("div", { class: "runs" }, runs),
     h("nav", { "aria-label": "Page" }, button("Tour", () => startTour(ctx), { id: "tour" }), share, theme, button("Keys", showKeys, { id: "keys" })));

@@ -23,7 +23,7 @@ export function createPanel(ctx, definition) {
   }));
   const root = h(
     "section",
-    { class: `panel${definition.wide ? " wide" : ""}`, id: `panel-${id}`, "aria-labelledby": `title-${id}` },
+    { class: `panel${definition.wide || !usable ? " wide" : ""}${usable ? "" : " missing"}`, id: `panel-${id}`, "aria-labelledby": `title-${id}` },
     h("header", {}, h("h2", { id: `title-${id}` }, title), usable ? menu : null),
     usable ? h("p", { class: "about" }, about) : null,
     usable ? controls : null,

@@ -16,7 +16,7 @@ export const statsPanel = {
     if (!reply.ready) {
       ctx.statistics[run] = null;
       setTimeout(() => ctx.redraw("stats"), POLL_MS);
-      return h("p", { class: "reason", role: "status" }, `Computing predictions: ${reply.done} of ${reply.total} images.`);
+      return h("p", { class: "reason", role: "status" }, reply.done < reply.total ? `Computing predictions: ${reply.done} of ${reply.total} images.` : "Computing dead capsules and the entropy of the couplings.");
     }
     if (!reply.summary) return h("p", { class: "reason" }, sentence(reply.problem));
     ctx.whenStatisticsReady(run);
@@ -42,7 +42,7 @@ function confusion(ctx, run, counts) {
     const label = `label ${classes[i]}, predicted ${classes[j]}: ${count} images`;
     return withTip(s("g", { class: "cell", "data-count": count, ...(count ? selectable(`cell ${i} ${j}`, label, show) : {}) },
       s("rect", { x: left + j * size, y: 18 + i * size, width: size - 1, height: size - 1, fill: i === j ? cssColor(MAPS.viridis, 0.1 + 0.35 * strength) : count ? cssColor(MAPS.puor, 0.5 + strength / 2) : "var(--track)" }),
-      size >= 14 && count ? text(left + (j + 0.5) * size, 18 + (i + 0.62) * size, count, { "text-anchor": "middle", class: i === j ? "on-dark" : "on-light", "font-size": Math.min(11, size / 2.4) }) : null), label);
+      size >= 14 && count ? text(left + (j + 0.5) * size, 18 + (i + 0.62) * size, count, { "text-anchor": "middle", class: i === j || strength > 0.7 ? "on-dark" : "on-light", "font-size": Math.min(11, size / 2.4) }) : null), label);
   }));
   const labels = size < 9 ? [] : classes.map((name, i) => [
     text(left - 6, 18 + (i + 0.65) * size, shorten(name, 8), { "text-anchor": "end", class: "tick" }),

@@ -16,7 +16,10 @@ const pause = (ms) => new Promise((resolve) => { setTimeout(resolve, ms); });
 
 const STEPS = [
   ["input", "A network reads a digit", "This seven was drawn with a few points. You can draw on the surface yourself, pick one of the test images, or upload a file.",
-    async (ctx) => draw(ctx, SEVEN, 0)],
+    async (ctx) => {
+      if (!ctx.backend.isFile) ctx.actions.tab("draw");
+      await draw(ctx, SEVEN, 0);
+    }],
   ["decoder", "One slider turns it into another digit", "A capsule network describes the digit by one vector, its class capsule, and can draw the image from it. Move “Walk from A to this”: the capsule of the seven becomes that of a nine, and the decoded image follows.",
     async (ctx) => {
       await draw(ctx, SEVEN, 0);
@@ -47,11 +50,15 @@ const FILE_TEXTS = {
 /** Draw strokes, or show a sample of an exported file, and wait for the result. */
 async function draw(ctx, strokes, sample) {
   const before = ctx.version;
-  if (!ctx.backend.isFile) ctx.sketch.load(strokes);
+  const source = JSON.stringify(ctx.state.get().source);
+  if (!ctx.backend.isFile) {
+    ctx.sketch.load(strokes);
+    if (JSON.stringify(ctx.state.get().source) === source) return; // it is already shown
+  }
   else {
-    const source = { sample: ctx.backend.data.order[sample] };
-    if (source.sample === undefined || source.sample === ctx.state.get().source.sample) return;
-    ctx.state.set({ source, target: null, offsets: {} });
+    const next = ctx.backend.data.order[sample];
+    if (next === undefined || next === ctx.state.get().source.sample) return;
+    ctx.state.set({ source: { sample: next }, target: null, offsets: {} });
   }
   for (let n = 0; n < 100 && ctx.version === before; n += 1) await pause(30);
 }

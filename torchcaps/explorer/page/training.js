@@ -10,12 +10,13 @@ export const trainingPanel = {
   async draw(ctx, run) {
     const training = (ctx.training[run] ??= await ctx.backend.training(run));
     const [head, ...rows] = training.table;
-    const mib = (bytes) => `${(bytes / 2 ** 20).toFixed(0)} MiB`;
+    const mib = (bytes) => `${(bytes / 2 ** 20).toFixed(bytes < 10 * 2 ** 20 ? 1 : 0)} MiB`;
+    const { memory } = training;
     return h("div", {},
       h("div", { class: "table" }, h("table", { class: "layers" },
         h("thead", {}, h("tr", {}, head.map((name) => h("th", { scope: "col" }, name)))),
         h("tbody", {}, rows.map((row) => h("tr", {}, row.map((cell, n) => (n ? h("td", {}, cell) : h("th", { scope: "row" }, cell)))))))),
-      h("p", {}, `Memory of a training step with ${training.memory.batch_size} images: about ${mib(training.memory.total)} (votes alone, if stored: ${mib(training.memory.votes)}).`),
+      h("p", {}, `Memory of a training step with ${memory.batch_size} images: about ${mib(memory.total)} in all; weights ${mib(memory.weights)}, optimiser ${mib(memory.optimizer)}, batch, activations and gradients ${mib(memory.step)}. Votes alone, if they were stored: ${mib(memory.votes)}.`),
       curve(training.curve),
       h("details", { class: "more" }, h("summary", {}, "Settings"), h("pre", { class: "settings" }, lines(training.settings).join("\n"))));
   },
@@ -43,11 +44,11 @@ function curve(rows) {
   return drawing(width, height, `Learning curve: ${series.map(([, name], n) => (points[n].length ? `${name} accuracy ${format(points[n].at(-1)[1] * scale, 1)} %` : "")).filter(Boolean).join(", ")}`,
     s("line", { class: "axis", x1: 44, x2: width - 16, y1: height - 30, y2: height - 30 }),
     text(38, 18, "100 %", { class: "tick", "text-anchor": "end" }), text(38, height - 28, format(low, 0), { class: "tick", "text-anchor": "end" }),
-    text(width - 16, height - 14, `${format(right, 0)} epochs`, { class: "tick", "text-anchor": "end" }),
+    text(width - 16, height - 14, `${right >= 10 || Number.isInteger(right) ? format(right, 0) : format(right, 2)} ${right === 1 ? "epoch" : "epochs"}`, { class: "tick", "text-anchor": "end" }),
     series.map(([, name, color], n) => points[n].length && [
       s("polyline", { class: `line ${color}`, points: points[n].map(([epoch, value]) => `${x(epoch)},${y(value)}`).join(" ") }),
       points[n].map(([epoch, value]) => s("circle", { class: `dot ${color}`, cx: x(epoch), cy: y(value), r: 2.5 })),
-      s("rect", { class: `value ${color}`, x: 60 + 132 * n, y: height - 20, width: 8, height: 8 }),
-      text(72 + 132 * n, height - 12, `${name} accuracy`, { class: "tick" }),
+      s("rect", { class: `value ${color}`, x: 20 + 126 * n, y: height - 20, width: 8, height: 8 }),
+      text(32 + 126 * n, height - 12, `${name} accuracy`, { class: "tick" }),
     ]));
 }
