@@ -11,7 +11,7 @@ from tests.reproduce.items import reproduce_smoke, smoke_store
 from tests.reproduce.tables import cpu_store, measured_table, measurement, scaled_store
 from torchcaps.papers import find_item, list_papers
 from torchcaps.reproduce.report import choose_verdicts, judge_claims, render_claims, write_report
-from torchcaps.reproduce.schema import Item, Paper
+from torchcaps.reproduce.schema import Claim, Item, Paper
 from torchcaps.reproduce.store import RecordKey, RecordStore
 from torchcaps.reproduce.verdicts import VerdictKind
 from torchcaps.training.errors import RunError
@@ -145,12 +145,63 @@ def test_the_table_of_claims_has_verdict_numbers_seeds_and_reason(tmp_path: Path
 
     holds = row_of("holds", [1.0, 1.1], [5.0, 5.1])
     assert holds[:6] == ["a is better", "one, Table", "holds", *holds[3:5], "2"]
-    assert holds[3].startswith("1.05 against 5.05")
+    assert holds[3] == "a: 1.05; b: 5.05 (error, test error, %)"
     assert holds[4] == "1 ± 0.1 against 1 ± 0.1"
     assert row_of("contradicted", [5.0, 5.1], [1.0, 1.1])[2] == "contradicted"
     undecided = row_of("undecided", [1.0], [5.0])
     assert (undecided[2], undecided[5], undecided[6]) == ("undecided", "1", "One seed decides nothing.")
     assert 'Reasons for "undecided": one seed (1).' in summary_of(tmp_path / "undecided", [1.0], [5.0])
+
+
+def claim_lines(paper: Paper, stores: list[RecordStore]) -> list[str]:
+    """Return the rows of the table of claims."""
+    lines = render_claims([paper], stores).splitlines()
+    start = next(n for n, line in enumerate(lines) if line.startswith("| claim | paper |"))
+    return lines[start + 2 : lines.index("", start)]
+
+
+def test_cases_of_a_claim_with_the_same_verdict_share_a_row(tmp_path: Path) -> None:
+    results = measured_table(tmp_path, [1.0, 1.1], [5.0, 5.1])
+    paper = paper_of(results.item, "one", "paper")
+    (item,) = paper.items
+    (claim,) = item.claims
+
+    def rows_of(*claims: Claim) -> list[str]:
+        cases = dataclasses.replace(item, claims=claims)
+        return claim_lines(dataclasses.replace(paper, items=(cases,)), [results.store])
+
+    left, right, up = (dataclasses.replace(claim, case=case) for case in ("left", "right", "up"))
+    (row,) = rows_of(left, right)
+    assert row.startswith("| a is better (left; right) | one, Table | holds | 1.05 against 5.05; 1.05 against 5.05 (")
+    (row,) = rows_of(left, right, up)
+    assert row.startswith("| a is better (3 cases) | one, Table | holds | 1.05 to 1.05 against 5.05 to 5.05 (")
+    assert "| 1 to 1 against 1 to 1 | 2 | Each of the 3 differences, 4 to 4 points," in row
+    swapped = dataclasses.replace(right, better=claim.worse, worse=claim.better)
+    assert [row.split(" | ")[2] for row in rows_of(left, swapped)] == ["holds", "contradicted"]
+    assert len(rows_of(claim, claim)) == 2  # without a case
+
+
+def test_open_claims_follow_decided_ones_in_the_order_of_papers_and_items(tmp_path: Path) -> None:
+    decided = measured_table(tmp_path, [1.0, 1.1], [5.0, 5.1])
+    paper = paper_of(decided.item, "one", "paper")
+    (item,) = paper.items
+    text = {"a is better": VerdictKind.HOLDS, "close": VerdictKind.UNDECIDED, "short": VerdictKind.TOO_SHORT}
+    close = dataclasses.replace(item.claims[0], text="close", margin=4.0, better=("b", "error"), worse=("a", "error"))
+    trained = dataclasses.replace(
+        item.claims[0], text="short", convergence="training", convergence_reason="", case="half length"
+    )
+    item = dataclasses.replace(item, claims=(close, trained, item.claims[0]))
+    paper = dataclasses.replace(paper, items=(item,))
+    kinds = {one.verdict.claim.text: one.verdict.kind for one in judge_claims([paper], [decided.store])}
+    assert kinds == text
+    rows = claim_lines(paper, [decided.store])
+    assert [row.split(" | ")[0] for row in rows] == ["| a is better", "| close", "| short (half length)"]
+
+
+def test_the_table_of_claims_names_a_scale_other_than_the_last(tmp_path: Path) -> None:
+    paper, stores = two_scales(tmp_path)
+    (row,) = claim_lines(paper, stores)
+    assert row.split(" | ")[1] == "one, Table, scale long"
 
 
 def test_the_table_of_claims_is_ordered_by_verdict(tmp_path: Path) -> None:

@@ -92,7 +92,8 @@ def format_number(number: float, unit: str) -> str:
 def describe_verdict(verdict: Verdict, scale: Scale | None = None) -> str:
     """Return a verdict as text: ``"holds: CapsNet is better (by 0.31 ± 0.12, 2 seeds; ...)"``, with a given scale."""
     reason = "" if verdict.reason is None else f" ({REASON_TEXT[verdict.reason]})"
-    text = f"{VERDICT_TEXT[verdict.kind]}{reason}: {'(ours) ' * (verdict.claim.origin == 'ours')}{verdict.claim.text}"
+    text = f"{VERDICT_TEXT[verdict.kind]}{reason}: {'(ours) ' * (verdict.claim.origin == 'ours')}"
+    text += verdict.claim.statement
     at_scale = [] if scale is None else [f"scale {scale}"]
     if verdict.difference is None or verdict.kind is VerdictKind.NOT_JUDGED:
         return f"{text} ({at_scale[0]})" if at_scale and verdict.kind is not VerdictKind.NOT_RUN else text

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from torchcaps._core.files import write_atomic
 from torchcaps.reproduce.claims import JudgedClaim, claim_table
+from torchcaps.reproduce.open_claims import INCOMPLETE, open_claim_lines
 from torchcaps.reproduce.render import (
     REASON_TEXT,
     VERDICT_TEXT,
@@ -23,7 +24,7 @@ from torchcaps.reproduce.scales import Scale
 from torchcaps.reproduce.schema import Item, Paper
 from torchcaps.reproduce.statistics import Results
 from torchcaps.reproduce.store import RecordStore
-from torchcaps.reproduce.verdicts import Verdict, VerdictKind, VerdictReason, verdicts
+from torchcaps.reproduce.verdicts import Verdict, VerdictKind, verdicts
 from torchcaps.training.errors import RunError
 
 __all__ = [
@@ -38,15 +39,18 @@ __all__ = [
 
 FINDINGS_DIRECTORY = "findings"  # next to the records: observations, written by hand, one file per item
 REMARKS_FILE = "remarks.md"  # in the same directory: about the records as a whole
-INCOMPLETE = (VerdictReason.ONE_SEED, VerdictReason.NO_INTERVAL, VerdictReason.HALF_LENGTH_MISSING)
 PROVENANCE_FILE = "provenance.md"  # in the same directory: changed settings, machines, added seeds
 REPORT_HEADER = """\
 # Reproduced results
 
-Each claim of the papers that was run, with its verdict by our numbers: the two that the claim compares, the one that is
-said to be better first. "(ours)" marks statements that the paper does not make. Networks are narrower and trained for a
-shorter time than in the papers, in the same way for all rows of a table: absolute numbers are not comparable with the
-published ones. Below: tables and figures of each paper, and the [method](#method) with the rules of a verdict.
+Each claim of the papers that was run, with its verdict by our numbers: decided claims first, the others by paper. A
+row has the two numbers that a claim compares, the one that is said to be better first, and their difference, positive
+if the claim is right about our networks; several cases of a claim with the same verdict share a row. "(ours)" marks
+statements that the paper does not make, "†" published numbers with a footnote in the table of their item. Networks
+are narrower and trained for a shorter time than in the papers, in the same way for all rows of a table: absolute
+numbers are not comparable with the published ones. Below: tables and figures of each paper, the [method](#method)
+with the rules of a verdict, and an [appendix](#appendix) with what is missing for the open claims and the history of
+settings.
 """
 METHOD = """\
 ## Method
@@ -117,7 +121,7 @@ def render_claims(papers: Sequence[Paper], stores: Sequence[RecordStore]) -> str
         ("statements of ours", [one.verdict.kind for one in judged if one.verdict.claim.origin == "ours"]),
     ]:
         lines.append(f"| {label} | " + " | ".join(str(kinds.count(kind)) for kind in VERDICT_TEXT) + " |")
-    lines.append("")
+    lines += ["", "A claim with several cases, such as sizes of a perturbation, counts once per case.", ""]
     for kind in (VerdictKind.TOO_SHORT, VerdictKind.UNDECIDED, VerdictKind.NOT_JUDGED):
         verdicts_of_kind = [one.verdict for one in published if one.verdict.kind is kind]
         reasons = Counter(verdict.reason for verdict in verdicts_of_kind if verdict.reason is not None)
@@ -160,7 +164,7 @@ def write_report(
     )
     sections = [_render_paper(paper, stores, out, update_items) for paper in papers]  # collects unreadable items
     method = METHOD.format(scales=scales, command=command, directories=directories, precedence=precedence)
-    appendix = _read_remarks(stores, PROVENANCE_FILE)
+    appendix = [*open_claim_lines(judge_claims(papers, stores), stores), *_read_remarks(stores, PROVENANCE_FILE)]
     page = [REPORT_HEADER, render_claims(papers, stores), *_read_remarks(stores, REMARKS_FILE), *sections, method]
     page += ["## Appendix\n", *appendix] if appendix else []
     write_atomic(out, "\n".join(page), RunError, sweep=True)

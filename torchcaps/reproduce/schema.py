@@ -187,6 +187,7 @@ class Claim:
         convergence_reason: why training length does not matter; required for ``"not applicable"``.
         origin: ``"paper"``, or ``"ours"`` for a statement that the paper does not make; it is judged by the same rules,
             marked, and counted separately.
+        case: which of several comparisons of the same claim this is, such as a direction or a size of a perturbation.
     """
 
     text: str
@@ -197,6 +198,12 @@ class Claim:
     convergence: Literal["training", "not applicable"] = "training"
     convergence_reason: str = ""
     origin: Literal["paper", "ours"] = "paper"
+    case: str = ""
+
+    @property
+    def statement(self) -> str:
+        """The claim with its case in brackets."""
+        return f"{self.text} ({self.case})" if self.case else self.text
 
     def __post_init__(self) -> None:
         if self.convergence not in ("training", "not applicable"):

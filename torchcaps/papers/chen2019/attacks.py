@@ -124,20 +124,22 @@ WHITE_BOX = Item(
     claims=(
         *(
             Claim(
-                f"G-CapsNets fall within 100 iterations, below random noise ({label}, 64 levels, untargeted)",
+                "G-CapsNets fall within 100 iterations, below random noise",
                 (_row(label, "untargeted", 64), "random noise"),
                 (_row(label, "untargeted", 64), "after 100 iterations"),
                 lower_is_better=False,
+                case=f"{label}, 64 levels, untargeted",
             )
             for label in ("FC G-CapsNets*", "Conv G-CapsNets*")
         ),
         *(
             Claim(
-                f"G-CapsNets are not more robust than a CNN ({label}, {eps} levels, {objective})",
+                "G-CapsNets are not more robust than a CNN",
                 (_row("CNN", objective, eps), "attacked"),
                 (_row(label, objective, eps), "attacked"),
                 lower_is_better=False,
                 margin=1.0,
+                case=f"{label}, {eps} levels, {objective}",
             )
             for objective in _SIZES
             for label in ("FC G-CapsNets*", "Conv G-CapsNets*")

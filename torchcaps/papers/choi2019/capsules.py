@@ -89,10 +89,11 @@ TABLE_3 = Item(
     ),
     claims=tuple(
         Claim(
-            f"trained capsules move along one direction, more than untrained ones ({name}{suffix})",
+            "trained capsules move along one direction, more than untrained ones",
             (label, name),
             ("untrained, average", name),
             False,
+            case=name + suffix,
         )
         for label, suffix in (("average", ""), ("average, trained with augmentation", ", with augmentation"))
         for name in TRANSFORMS
