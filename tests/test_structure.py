@@ -4,6 +4,7 @@ import ast
 import contextlib
 import doctest
 import importlib
+import inspect
 import json
 import pkgutil
 import re
@@ -160,6 +161,19 @@ def test_examples_in_docstrings_run(module: str, tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)  # some examples write files
     result = doctest.testmod(importlib.import_module(module), optionflags=doctest.NORMALIZE_WHITESPACE)
     assert result.failed == 0, f"{result.failed} of {result.attempted} examples failed, see the captured output"
+
+
+def test_every_public_class_and_function_has_an_example() -> None:
+    """Examples of classes are in the docstring of the class, those of methods are not required."""
+    lacking = []
+    for line in (ROOT / "docs/reference/public_names.txt").read_text().splitlines():
+        package, _, name = line.rpartition(".")
+        value = getattr(importlib.import_module(package), name)
+        if isinstance(value, type) or inspect.isroutine(inspect.unwrap(value)):
+            text = vars(value).get("__doc__") if isinstance(value, type) else value.__doc__
+            if ">>>" not in (text or ""):
+                lacking.append(line)
+    assert lacking == []
 
 
 def python_blocks(document: str) -> list[str]:

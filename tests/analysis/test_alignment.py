@@ -14,12 +14,11 @@ from torchcaps import Capsules
 from torchcaps.analysis.alignment import (
     alignment_ratio,
     capsule_differences,
-    draw_alignment,
-    draw_cosines,
     measure_alignment,
     opposite_cosines,
     random_reference,
 )
+from torchcaps.analysis.alignment_figures import draw_alignment, draw_cosines
 from torchcaps.analysis.trajectories import draw_trajectories, find_trajectories
 from torchcaps.models import Network
 

@@ -18,11 +18,10 @@ from torchcaps.analysis.affine import AffineSweep, affine_sweep, draw_affine, tr
 from torchcaps.analysis.alignment import (
     Alignment,
     alignment_ratio,
-    draw_alignment,
-    draw_cosines,
     measure_alignment,
     random_reference,
 )
+from torchcaps.analysis.alignment_figures import draw_alignment, draw_cosines
 from torchcaps.analysis.attacks import bim, fgsm, pgd
 from torchcaps.analysis.couplings import CouplingMaps, LayerCouplings, coupling_maps, draw_couplings
 from torchcaps.analysis.dead import DeadCapsules, DeadLayer, dead_capsules, draw_dead

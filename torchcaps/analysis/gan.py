@@ -102,6 +102,10 @@ def draw_generated(
         out: the file, .png, .svg or .pdf.
         title: above the figure.
         n_per_class: rows of each block.
+
+    >>> from torchcaps.analysis import GAN
+    >>> images, labels = GAN(classes=10, width=0.1).generate(n_per_class=2)
+    >>> draw_generated({"before training": (images, labels)}, "fig.png", n_per_class=2)
     """
     if not generated:
         raise ValueError("generated must contain at least one stage, got none")
@@ -128,7 +132,14 @@ def draw_generated(
 
 
 def draw_generalization(results: Mapping[int, Generalization], out: Path | str, title: str = "") -> None:
-    """Draw the models' errors by epoch of the GAN: Chen 2019, Table 3."""
+    """Draw the models' errors by epoch of the GAN: Chen 2019, Table 3.
+
+    >>> import torch, torchcaps
+    >>> model = torchcaps.create_model("capsnet_small", width=4, types=2, hidden=(8,))
+    >>> images, labels = torch.rand(4, 1, 28, 28), torch.arange(4)
+    >>> result = measure_generalization({"capsnet_small": model}, images, labels)
+    >>> draw_generalization({1: result, 2: result}, "fig.png")
+    """
     if not results:
         raise ValueError("results must contain at least one epoch, got none")
     names = next(iter(results.values())).models

@@ -199,6 +199,10 @@ def draw_logit_change(results: Mapping[str, LogitChange], out: Path | str, title
         results: by name, of several models or of one at several stages of its training.
         out: the file, .png, .svg or .pdf.
         title: above the figure.
+
+    >>> import torch, torchcaps
+    >>> model = torchcaps.create_model("capsnet_small", width=4, types=2, hidden=(8,))
+    >>> draw_logit_change({"untrained": logit_change(model, torch.rand(2, 1, 28, 28), iterations=3)}, "fig.png")
     """
     if not results:
         raise ValueError("results must contain at least one measurement, got none")

@@ -160,6 +160,11 @@ def draw_perturbation(
         image: index of the image.
         classes: class names, by default their indices.
         n_dims: number of dimensions to draw, those with the largest change first; by default all, in order.
+
+    >>> import torch, torchcaps
+    >>> model = torchcaps.create_model("capsnet_small", width=4, types=2, hidden=(8,))
+    >>> result = perturb(model, torch.rand(1, 1, 28, 28), amounts=(-0.2, 0.2), dims=(0, 1))
+    >>> draw_perturbation(result, "fig.png")
     """
     if not 0 <= image < len(result.images):
         raise ValueError(f"image must be an index in 0..{len(result.images) - 1}, got {image}")

@@ -111,6 +111,10 @@ def draw_predictions(
         out: the file, .png, .svg or .pdf.
         title: above the figure.
         classes: class names, by default their indices.
+
+    >>> import torch, torchcaps
+    >>> model = torchcaps.create_model("capsnet_small", width=4, types=2, hidden=(8,))
+    >>> draw_predictions(predict_images(model, torch.rand(4, 1, 28, 28), torch.arange(4)), "fig.png")
     """
     first_labels = result.true.to(torch.uint8).argmax(1)
     rows = []

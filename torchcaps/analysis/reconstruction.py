@@ -140,6 +140,10 @@ def draw_reconstructions(
         title: above the figure.
         n: columns, 2 or more.
         counts: number of correct images and of all images, if ``result`` has a selection of them only.
+
+    >>> import torch, torchcaps
+    >>> model = torchcaps.create_model("capsnet_small", width=4, types=2, hidden=(8,))
+    >>> draw_reconstructions(reconstruct(model, torch.rand(4, 1, 28, 28), torch.arange(4)), "fig.png")
     """
     if n < 2:
         raise ValueError(f"n must be 2 columns or more, got {n}")

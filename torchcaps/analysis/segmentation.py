@@ -195,6 +195,12 @@ def draw_segmentation(
         title: above the figure.
         n: columns, 2 or more.
         counts: number of correct images and of all images, if ``result`` has a selection of them only.
+
+    >>> import torch, torchcaps
+    >>> model = torchcaps.create_model("sabour2017_multimnist", width=4, types=2, hidden=(8,))
+    >>> labels, targets = torch.tensor([[0, 1], [2, 3]]), torch.rand(2, 2, 1, 36, 36)
+    >>> result = segment(model, torch.rand(2, 1, 36, 36), labels, targets)
+    >>> draw_segmentation(result, "fig.png")
     """
     if n < 2:
         raise ValueError(f"n must be 2 columns or more, got {n}")

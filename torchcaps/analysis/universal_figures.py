@@ -15,7 +15,15 @@ __all__ = ["draw_universal", "draw_universal_sizes"]
 
 
 def draw_universal(results: "Mapping[str, UniversalPerturbation]", out: Path | str, title: str = "") -> None:
-    """Draw accuracy by generator iteration (Chen 2019, supplement, Figure 1) and the perturbations."""
+    """Draw accuracy by generator iteration (Chen 2019, supplement, Figure 1) and the perturbations.
+
+    >>> import torch, torchcaps
+    >>> model = torchcaps.create_model("capsnet_small", width=4, types=2, hidden=(8,))
+    >>> images, labels = torch.rand(4, 1, 28, 28), torch.arange(4)
+    >>> from torchcaps.analysis import train_universal
+    >>> result = train_universal(model, images, labels, images, labels, iterations=2, eval_interval=1, batch_size=4)
+    >>> draw_universal({"capsnet_small": result}, "fig.png")
+    """
     if not results:
         raise ValueError("results must contain at least one perturbation, got none")
     figure = new_figure(max(7.0, 2.2 * len(results)), 5.6)
@@ -50,6 +58,13 @@ def draw_universal_sizes(
         out: the file, .png, .svg or .pdf.
         title: above the figure.
         rows: models of each row of panels (default: all in one row).
+
+    >>> import torch, torchcaps
+    >>> model = torchcaps.create_model("capsnet_small", width=4, types=2, hidden=(8,))
+    >>> images, labels = torch.rand(4, 1, 28, 28), torch.arange(4)
+    >>> from torchcaps.analysis import train_universal
+    >>> result = train_universal(model, images, labels, images, labels, iterations=2, eval_interval=1, batch_size=4)
+    >>> draw_universal_sizes({"capsnet_small": {"32 levels": result}}, "fig.png")
     """
     if not results or not all(results.values()):
         raise ValueError("results must contain at least one perturbation for each model, got none")

@@ -26,7 +26,13 @@ NOT_IMPLEMENTED = "EinsumVotes implements only sum, dot and dense, the reduction
 
 
 def use_naive_votes(module: Module) -> Module:
-    """Switch all capsule layers to `naive_votes` and all convolutions to torch's default layout; return the module."""
+    """Switch all capsule layers to `naive_votes` and all convolutions to torch's default layout; return the module.
+
+    >>> import torch, torchcaps
+    >>> layer = use_naive_votes(torchcaps.nn.DenseCapsules(6, 4, 3, 8, routing="dynamic"))
+    >>> layer(torch.randn(2, 6, 4)).pose.shape
+    torch.Size([2, 3, 8])
+    """
     for layer in module.modules():
         if isinstance(layer, Network):
             layer.channels_last = False

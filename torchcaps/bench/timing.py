@@ -39,7 +39,11 @@ def num_threads(count: int) -> Iterator[None]:
 
 
 def matmul_rate(repeat: int = 5) -> float:
-    """Return the multiply-adds per second of a large matrix product on one thread."""
+    """Return the multiply-adds per second of a large matrix product on one thread.
+
+    >>> matmul_rate(repeat=1) > 0
+    True
+    """
     left, right = torch.randn(1024, 1024), torch.randn(1024, 1024)
     with num_threads(1):
         return 1024**3 / min(_seconds(lambda: [left @ right], 4, time.process_time) for _ in range(repeat))
@@ -80,6 +84,13 @@ def measure_case(case: Case, repeat: int = 3, rate: float | None = None) -> dict
         case: the case.
         repeat: number of interleaved repetitions; the shortest counts.
         rate: multiply-adds per second, see `matmul_rate`; default: measured.
+
+    >>> import torch
+    >>> left, right = torch.rand(8, 8), torch.rand(8, 8)
+    >>> case = Case("matrix product", lambda naive: Work(lambda: [left @ right], multiply_adds=8**3))
+    >>> row = measure_case(case, repeat=1)
+    >>> row["title"], row["difference"]
+    ('matrix product', 0.0)
     """
     rate = matmul_rate() if rate is None else rate
     with num_threads(1):

@@ -136,6 +136,13 @@ def create_app(runs: list[ExploredRun], host: str = "127.0.0.1", statistics: boo
         runs: one or two runs.
         host: address that the server is bound to; see `torchcaps.explorer.security.Guard`.
         statistics: compute the statistics over the test images in the background.
+
+    >>> from starlette.testclient import TestClient
+    >>> from torchcaps.explorer import load_pretrained_run
+    >>> run = ExploredRun(load_pretrained_run(), "pretrained", max_images=20)
+    >>> client = TestClient(create_app([run], statistics=False), base_url="http://127.0.0.1")
+    >>> client.get("/api/info").json()["runs"][0]["name"]
+    'pretrained'
     """
     explorer = Explorer(runs)
 

@@ -42,6 +42,11 @@ def export_page(runs: list[ExploredRun], path: Path) -> int:
     Args:
         runs: one or two runs with test images.
         path: the file, replaced atomically.
+
+    >>> from torchcaps.explorer import load_pretrained_run
+    >>> run = ExploredRun(load_pretrained_run(), "pretrained", max_images=20)
+    >>> 0 < export_page([run], Path("page.html")) <= MAX_PAGE_BYTES
+    True
     """
     for run in runs:
         if run.why_no_samples:

@@ -110,6 +110,18 @@ def serve(
         host: address to bind to. Only 127.0.0.1 is private: the server has no password.
         port: port; if it is in use, another one is taken and this is printed.
         on_start: called with the address of the page once the server listens.
+
+    >>> import signal, threading
+    >>> from http.client import HTTPConnection
+    >>> from torchcaps.explorer import load_pretrained_run
+    >>> run = ExploredRun(load_pretrained_run(), "pretrained", max_images=20)
+    >>> def visit(url):
+    ...     with contextlib.closing(HTTPConnection(url.split("/")[2])) as connection:
+    ...         connection.request("GET", "/")
+    ...         print(connection.getresponse().status)
+    ...     signal.raise_signal(signal.SIGINT)  # Ctrl-C
+    >>> serve([run], on_start=lambda url: threading.Thread(target=visit, args=[url]).start())
+    200
     """
     listener, is_requested = bind_socket(host, port)
     actual = listener.getsockname()[1]

@@ -50,6 +50,10 @@ class ExploredRun:
         model: the network, which takes preprocessed images.
         pixels: the same network for pixels in 0..1.
         dataset: test images, or ``None`` with the reason in ``why_no_samples``.
+
+    >>> run = ExploredRun(load_pretrained_run(), "pretrained", max_images=20)
+    >>> run.shape, run.n_samples
+    ((1, 28, 28), 20)
     """
 
     def __init__(self, run: TrainedRun, name: str, max_images: int = 1000) -> None:
@@ -196,7 +200,12 @@ def _finite(value: float | None) -> float | None:
 
 
 def load_pretrained_run() -> TrainedRun | None:
-    """Return a network with the weights of the package as a run; ``None`` if the package has no weights."""
+    """Return a network with the weights of the package as a run; ``None`` if the package has no weights.
+
+    >>> run = load_pretrained_run()
+    >>> run.spec.model, run.weights
+    ('mazzia2021_mnist', 'pretrained')
+    """
     names = list_pretrained()
     if not names:
         return None

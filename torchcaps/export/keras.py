@@ -23,7 +23,14 @@ ChildOrder = Literal["position", "type"]
 
 
 class ConversionError(ValueError):
-    """A file does not contain the weights of a CapsNet in the expected layout."""
+    """A file does not contain the weights of a CapsNet in the expected layout.
+
+    >>> try:
+    ...     convert_keras("missing.npz")
+    ... except ConversionError as error:
+    ...     print(error)
+    missing.npz is not a file
+    """
 
 
 def read_arrays(path: str | os.PathLike[str]) -> dict[str, Tensor]:
@@ -81,6 +88,14 @@ def convert_keras(
             channels-last tensor gives, or ``"type"`` (type, row, column).
         channel_order: channel of element ``d`` of a type: ``"type"`` for ``type * K + d``, ``"dim"`` for
             ``d * types + type``.
+
+    >>> import numpy, torch
+    >>> shapes = {"conv": (9, 9, 1, 8), "primary": (9, 9, 8, 16), "digit": (10, 72, 16, 8)}
+    >>> arrays = {f"{name}/kernel": numpy.zeros(shape, "float32") for name, shape in shapes.items()}
+    >>> arrays |= {"conv/bias": numpy.zeros(8, "float32"), "primary/bias": numpy.zeros(16, "float32")}
+    >>> numpy.savez("capsnet.npz", **arrays)
+    >>> convert_keras("capsnet.npz")(torch.rand(2, 1, 28, 28)).scores.shape
+    torch.Size([2, 10])
     """
     arrays = read_arrays(path)
     for name, array in arrays.items():

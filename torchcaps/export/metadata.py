@@ -23,7 +23,15 @@ Probabilities = Literal["identity", "softmax", "sigmoid"]
 
 
 class ExportFormatError(ValueError):
-    """A file is not a model that `torchcaps.export` has written, or has unsafe or inconsistent content."""
+    """A file is not a model that `torchcaps.export` has written, or has unsafe or inconsistent content.
+
+    >>> from torchcaps.export import validate_onnx
+    >>> try:
+    ...     validate_onnx(b"not a graph")
+    ... except ExportFormatError as error:
+    ...     print(error)
+    it is not an ONNX file
+    """
 
 
 @dataclass(frozen=True)
@@ -45,6 +53,11 @@ class Metadata:
         data: name of the training set; empty if it was a directory of images.
         fit: how images of another aspect ratio are fitted: ``"crop"``, ``"pad"``, ``"stretch"``, or empty for the
             default of the data set.
+
+    >>> import torchcaps
+    >>> metadata = Metadata.of(torchcaps.create_model("capsnet_small"))
+    >>> metadata.model, metadata.image, metadata.probabilities, len(metadata.classes)
+    ('capsnet_small', (1, 28, 28), 'identity', 10)
     """
 
     model: str = ""

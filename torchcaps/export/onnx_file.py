@@ -47,6 +47,14 @@ class Exported:
         n_bytes: size of the file.
         outputs: names of the outputs.
         decoder: path of the decoder, if it is in a file of its own.
+
+    >>> import tempfile, torch, torchcaps
+    >>> from torchcaps.export import to_onnx
+    >>> model = torchcaps.create_model("capsnet_small", width=8, types=2, hidden=(16,))
+    >>> with tempfile.TemporaryDirectory() as directory:
+    ...     exported = to_onnx(model, f"{directory}/model.onnx")
+    >>> exported.path.name, exported.outputs, exported.parity.batch_sizes
+    ('model.onnx', ('scores', 'capsules', 'reconstruction'), (1, 5))
     """
 
     path: Path

@@ -14,7 +14,18 @@ MAX_DIFFERENCE = 1e-4  # times max(1, |y|)
 
 
 class ParityError(RuntimeError):
-    """An exported program computes other values than the module; no file is written."""
+    """An exported program computes other values than the module; no file is written.
+
+    >>> from torchcaps.export.parity import check_parity
+    >>> class Double(nn.Module):
+    ...     def forward(self, x):
+    ...         return {"y": 2 * x}
+    >>> try:
+    ...     check_parity(Double(), lambda inputs: {"y": 3 * inputs["x"]}, {"x": torch.ones(2, 3)})
+    ... except ParityError:
+    ...     print("other values")
+    other values
+    """
 
 
 @dataclass(frozen=True)
@@ -25,6 +36,9 @@ class Parity:
         difference: largest difference of an output value ``y``, divided by ``max(1, |y|)``.
         output: name of the output with this difference.
         batch_sizes: the numbers of images that were compared.
+
+    >>> Parity(difference=2e-7, output="scores", batch_sizes=(1, 5)).output
+    'scores'
     """
 
     difference: float

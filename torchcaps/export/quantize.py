@@ -27,6 +27,15 @@ def quantize_onnx(source: str | os.PathLike[str], target: str | os.PathLike[str]
         source: a file written by `to_onnx`.
         target: the file to write, atomically.
         kind: see above.
+
+    >>> import tempfile, torch, torchcaps
+    >>> from torchcaps.export import to_onnx
+    >>> model = torchcaps.create_model("capsnet_small", width=8, types=2, hidden=(16,))
+    >>> with tempfile.TemporaryDirectory() as directory:
+    ...     n_bytes = to_onnx(model, f"{directory}/model.onnx").n_bytes
+    ...     n_small = quantize_onnx(f"{directory}/model.onnx", f"{directory}/small.onnx", "float16")
+    >>> n_small < n_bytes
+    True
     """
     if kind not in ("int8", "float16"):
         raise ValueError(f"kind must be 'int8' or 'float16', got {kind!r}")

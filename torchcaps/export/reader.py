@@ -37,6 +37,14 @@ def validate_onnx(content: bytes) -> Any:
 
     Rejected are data in other files, operators outside of the standard domain, functions, control flow, and sizes
     beyond the limits of this module. Nothing of the graph is executed.
+
+    >>> import tempfile, torch, torchcaps
+    >>> from torchcaps.export import to_onnx
+    >>> model = torchcaps.create_model("capsnet_small", width=8, types=2, hidden=(16,))
+    >>> with tempfile.TemporaryDirectory() as directory:
+    ...     content = to_onnx(model, f"{directory}/model.onnx").path.read_bytes()
+    >>> [output.name for output in validate_onnx(content).graph.output]
+    ['scores', 'capsules', 'reconstruction']
     """
     onnx = import_optional("onnx", "reading ONNX files")
     if len(content) > MAX_FILE_BYTES:
@@ -126,6 +134,15 @@ class OnnxModel(Network):
     Args:
         session: the session.
         metadata: metadata of the file.
+
+    >>> import tempfile, torch, torchcaps
+    >>> from torchcaps.export import to_onnx
+    >>> model = torchcaps.create_model("capsnet_small", width=8, types=2, hidden=(16,))
+    >>> from torchcaps.export import load_onnx
+    >>> with tempfile.TemporaryDirectory() as directory:
+    ...     run = load_onnx(to_onnx(model, f"{directory}/model.onnx").path)
+    >>> isinstance(run.model, OnnxModel), run.model(torch.rand(3, 1, 28, 28)).scores.shape
+    (True, torch.Size([3, 10]))
     """
 
     def __init__(self, session: OnnxSession, metadata: Metadata) -> None:
@@ -162,6 +179,15 @@ def load_onnx(path: str | os.PathLike[str], num_threads: int | None = None) -> T
 
     Returns:
         A run whose model is an `OnnxModel`. Of its ``spec`` only the data set is that of the training.
+
+    >>> import tempfile, torch, torchcaps
+    >>> from torchcaps.export import to_onnx
+    >>> model = torchcaps.create_model("capsnet_small", width=8, types=2, hidden=(16,))
+    >>> with tempfile.TemporaryDirectory() as directory:
+    ...     run = load_onnx(to_onnx(model, f"{directory}/model.onnx").path)
+    >>> images = torch.rand(3, 1, 28, 28)
+    >>> bool((run.model(images).scores - model.eval()(images).scores).abs().max() < 1e-5)
+    True
     """
     path = Path(path).expanduser()
     if not path.is_file():

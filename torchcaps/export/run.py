@@ -43,6 +43,15 @@ def export_run(
         trace: add the couplings of every layer and iteration as outputs.
         plain: pt2 only, see `to_pt2`.
         decoder: ONNX only, see `to_onnx`.
+
+    >>> import tempfile
+    >>> from torchcaps.training import fit, load_run
+    >>> images, labels = torch.rand(40, 1, 20, 20), torch.arange(40) % 2
+    >>> with tempfile.TemporaryDirectory() as out:
+    ...     fitted = fit("capsnet_small", (images, labels), epochs=1, out=out, quiet=True, figures=False)
+    ...     exported = export_run(load_run(fitted.path), f"{out}/model.onnx")
+    >>> exported.outputs
+    ('scores', 'capsules', 'reconstruction')
     """
     if format not in ("onnx", "pt2"):
         raise ValueError(f"format must be 'onnx' or 'pt2', got {format!r}")

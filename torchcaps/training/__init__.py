@@ -9,8 +9,8 @@ from torchcaps.training.config import RunSpec
 from torchcaps.training.errors import CheckpointError, DivergenceError, RunError, RunInterrupted
 from torchcaps.training.fitting import FittedRun, fit
 from torchcaps.training.inference import TrainedRun, load_run
-from torchcaps.training.run import TrainResult, resume, train
-from torchcaps.training.state import StopReason
+from torchcaps.training.run import resume, train
+from torchcaps.training.state import StopReason, TrainResult
 
 __all__ = [
     "CheckpointError",

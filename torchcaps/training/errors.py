@@ -8,6 +8,9 @@ class RunError(RuntimeError):
 
     Attributes:
         secondary: whether another process of the run has the cause and reports it.
+
+    >>> issubclass(DivergenceError, RunError), RunError("the disk is full").secondary
+    (True, False)
     """
 
     secondary = False
@@ -19,6 +22,12 @@ class DivergenceError(RunError):
     Args:
         message: step and module of the first non-finite value.
         secondary: see `RunError`.
+
+    >>> try:
+    ...     raise DivergenceError("step 7: non-finite value first produced by digit")
+    ... except RunError as error:
+    ...     print(error, error.secondary)
+    step 7: non-finite value first produced by digit False
     """
 
     def __init__(self, message: str, secondary: bool = False) -> None:
@@ -37,7 +46,13 @@ class RunInUseError(ValueError):
 
 
 class CheckpointError(ValueError):
-    """The file is not a checkpoint, is damaged, or belongs to another run."""
+    """The file is not a checkpoint, is damaged, or belongs to another run.
+
+    >>> raise CheckpointError("runs/a/checkpoints/last.safetensors is damaged")
+    Traceback (most recent call last):
+        ...
+    torchcaps.training.errors.CheckpointError: runs/a/checkpoints/last.safetensors is damaged
+    """
 
 
 class RunInterrupted(Exception):
@@ -46,6 +61,11 @@ class RunInterrupted(Exception):
     Args:
         message: the step reached and the command that resumes the run.
         signal: number of the signal.
+
+    >>> import signal
+    >>> interrupted = RunInterrupted("stopped at step 40", signal.SIGINT)
+    >>> str(interrupted), interrupted.signal == 2
+    ('stopped at step 40', True)
     """
 
     def __init__(self, message: str, signal: int) -> None:

@@ -27,7 +27,7 @@ from torchcaps.training.fit_settings import recorded_settings, settings_of_model
 from torchcaps.training.inference import load_run
 from torchcaps.training.logging import COLUMNS, ConsoleLogger, read_metrics
 from torchcaps.training.prediction import unprocessed_shape
-from torchcaps.training.run import TrainResult, resume, train
+from torchcaps.training.run import resume, train
 from torchcaps.training.run_dir import RunDirectory
 from torchcaps.training.setup import (
     RunData,
@@ -39,6 +39,7 @@ from torchcaps.training.setup import (
     open_folder,
     prepare_data,
 )
+from torchcaps.training.state import TrainResult
 
 __all__ = ["FittedRun", "fit"]
 
@@ -59,6 +60,13 @@ class FittedRun:
             ``None`` in a row without that value.
         best_epoch: epoch with the highest validation accuracy; ``None`` without a validation set.
         result: stop reason, duration and evaluations on the test set.
+
+    >>> import tempfile
+    >>> images, labels = torch.rand(40, 1, 20, 20), torch.arange(40) % 2
+    >>> with tempfile.TemporaryDirectory() as out:
+    ...     run = fit("capsnet_small", (images, labels), epochs=1, batch_size=20, out=out, quiet=True, figures=False)
+    >>> run.classes, run.best_epoch, run.network.predict(run.network(images[:4])).shape
+    (('0', '1'), None, torch.Size([4]))
     """
 
     path: Path

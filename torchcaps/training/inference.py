@@ -42,6 +42,13 @@ class TrainedRun:
         step: number of optimizer steps of these weights.
         note: warning about the checkpoint, such as a damaged newer one; empty if there is none.
         max_batch_size: largest batch size, by the memory of a forward pass; ``None`` if it is not known.
+
+    >>> from torchcaps.training import fit
+    >>> images, labels = torch.rand(40, 1, 20, 20), torch.arange(40) % 2
+    >>> fitted = fit("capsnet_small", (images, labels), epochs=1, quiet=True, figures=False)
+    >>> run = load_run(fitted.path)
+    >>> run.classes, run.weights, run.model(images).scores.shape
+    (('0', '1'), 'last', torch.Size([40, 2]))
     """
 
     path: Path
@@ -107,6 +114,12 @@ def load_run(
         device: device of the network, such as ``"cuda"``.
         trust_remote_code: import the model, data set, routing or schedule that the run names, if it is not registered.
             This executes the code of its module; without it, a ValueError names the module.
+
+    >>> from torchcaps.training import fit
+    >>> images, labels = torch.rand(40, 1, 20, 20), torch.arange(40) % 2
+    >>> fitted = fit("capsnet_small", (images, labels), epochs=1, quiet=True, figures=False)
+    >>> load_run(fitted.path).model.spec.classes
+    2
     """
     directory = RunDirectory.open(path)
     spec = directory.read_config(trust_remote_code)

@@ -6,12 +6,10 @@ import json
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from torchcaps._core.files import write_atomic
 from torchcaps._core.machine import describe_machine, record_header
@@ -39,43 +37,10 @@ from torchcaps.training.setup import (
     open_data,
     training_labels,
 )
-from torchcaps.training.state import BestResult, StopReason
+from torchcaps.training.state import BestResult, TrainResult
 from torchcaps.training.trainer import EvaluationInterrupted, Trainer
 
-__all__ = ["TrainResult", "resume", "train"]
-
-
-@dataclass(frozen=True)
-class TrainResult:
-    """Result of a finished run.
-
-    Args:
-        path: the run directory.
-        stop_reason: the stop criterion that was met.
-        epochs, steps, seconds: length of the training.
-        eval_weights: weights that the recipe evaluates: ``"last"``, ``"best"`` or ``"ema"``.
-        test_results: evaluation on the test set, by kind of weights; empty without a test set.
-        names_own_code: as `RunSpec.names_own_code`.
-    """
-
-    path: Path
-    stop_reason: StopReason
-    epochs: float
-    steps: int
-    seconds: float
-    eval_weights: str
-    test_results: dict[str, Evaluation]
-    names_own_code: bool = False
-
-    @property
-    def test(self) -> Evaluation | None:
-        """Evaluation of the recipe's weights on the test set."""
-        return self.test_results.get(self.eval_weights)
-
-    @property
-    def correct(self) -> Tensor | None:
-        """Whether each test image is classified correctly by the recipe's weights: bool ``[n]``, in data set order."""
-        return self.test.correct if self.test is not None else None
+__all__ = ["resume", "train"]
 
 
 def train(
@@ -104,6 +69,10 @@ def train(
         limited: the settings may be those of a stranger: limit them as `resume` does.
         data: data sets; by default those that the settings name.
         network: the model, trained in place from its current weights; by default one with new weights.
+
+    >>> spec = RunSpec.of("capsnet_small", epochs=1, max_train_images=40, max_test_images=20)
+    >>> train(spec, "runs/a", console=ConsoleLogger(enabled=False), figures=False).steps
+    1
     """
     check_device(spec.device)
     if out is not None and process_rank() == 0:
@@ -168,6 +137,12 @@ def resume(
             has changed it.
         data: as for `train`.
         network: the model, whose weights are replaced; by default a new one.
+
+    >>> spec = RunSpec.of("capsnet_small", epochs=1, max_train_images=40, val_fraction=0, max_test_images=20)
+    >>> train(spec, "runs/b", console=ConsoleLogger(enabled=False), figures=False).steps
+    1
+    >>> resume("runs/b", lambda s: s.replace_recipe(epochs=2), ConsoleLogger(enabled=False), figures=False).steps
+    2
     """
     with RunDirectory.open(path) as directory:
         if process_rank() == 0:

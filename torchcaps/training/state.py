@@ -1,17 +1,25 @@
-"""State of a run: counters, best validation result and stop reason, as stored in checkpoints."""
+"""State of a run: counters, best validation result and stop reason, as stored in checkpoints; its result."""
 
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from torchcaps._core.validation import check_fields, check_range
 from torchcaps.training.errors import CheckpointError
+from torchcaps.training.evaluation import Evaluation
 
-__all__ = ["BestResult", "StopReason", "TrainState"]
+__all__ = ["BestResult", "StopReason", "TrainResult", "TrainState"]
 
 
 class StopReason(StrEnum):
-    """Why a run ended. Checkpoints, ``results.json`` and records store the value."""
+    """Why a run ended. Checkpoints, ``results.json`` and records store the value.
+
+    >>> StopReason("max_epochs") is StopReason.MAX_EPOCHS
+    True
+    """
 
     MAX_EPOCHS = "max_epochs"
     MAX_STEPS = "max_steps"
@@ -100,3 +108,39 @@ class TrainState:
             return state
         except (TypeError, KeyError, ValueError) as error:
             raise CheckpointError(f"the checkpoint has no valid training state: {error}") from error
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """Result of a finished run.
+
+    Args:
+        path: the run directory.
+        stop_reason: the stop criterion that was met.
+        epochs, steps, seconds: length of the training.
+        eval_weights: weights that the recipe evaluates: ``"last"``, ``"best"`` or ``"ema"``.
+        test_results: evaluation on the test set, by kind of weights; empty without a test set.
+        names_own_code: as `RunSpec.names_own_code`.
+
+    >>> TrainResult(Path("runs/a"), StopReason.MAX_EPOCHS, 1.0, 40, 2.5, "last", {}).stop_reason.value
+    'max_epochs'
+    """
+
+    path: Path
+    stop_reason: StopReason
+    epochs: float
+    steps: int
+    seconds: float
+    eval_weights: str
+    test_results: dict[str, Evaluation]
+    names_own_code: bool = False
+
+    @property
+    def test(self) -> Evaluation | None:
+        """Evaluation of the recipe's weights on the test set."""
+        return self.test_results.get(self.eval_weights)
+
+    @property
+    def correct(self) -> Tensor | None:
+        """Whether each test image is classified correctly by the recipe's weights: bool ``[n]``, in data set order."""
+        return self.test.correct if self.test is not None else None

@@ -9,7 +9,8 @@ import torch
 from torchcaps._core.plotting import COLORS, MARKERS, new_figure, save_figure, style_axes
 from torchcaps._core.serialize import result_from_dict, result_to_dict
 from torchcaps.analysis.affine import AffineSweep, draw_affine
-from torchcaps.analysis.alignment import Alignment, draw_cosines
+from torchcaps.analysis.alignment import Alignment
+from torchcaps.analysis.alignment_figures import draw_cosines
 from torchcaps.analysis.logits import LogitChange, draw_logit_change
 from torchcaps.analysis.trajectories import Trajectories, draw_trajectories
 from torchcaps.reproduce.runner import MeasurementContext
