@@ -57,9 +57,11 @@ class MarginLoss(nn.Module):
         super().__init__()
         if not 0 <= negative < positive:
             raise ValueError(f"negative must be at least 0 and below positive={positive}, got {negative}")
-        self.positive, self.negative, self.down_weight = positive, negative, down_weight
-        self.weighting = _check_choice(weighting, "weighting", ("paper", "official"))
-        self.reduction = _check_reduction(reduction)
+        self.positive = positive
+        self.negative = negative
+        self.down_weight = down_weight
+        self.weighting: str = _check_choice(weighting, "weighting", ("paper", "official"))
+        self.reduction: str = _check_reduction(reduction)
 
     def extra_repr(self) -> str:
         """Return the settings for ``repr``."""
@@ -110,11 +112,11 @@ class SpreadLoss(nn.Module):
         reduction: Reduction = "mean",
     ) -> None:
         super().__init__()
-        self.schedule = _check_choice(schedule, "schedule", ("linear", "sigmoid", "constant"))
+        self.schedule: str = _check_choice(schedule, "schedule", ("linear", "sigmoid", "constant"))
         if steps < 1:
             raise ValueError(f"steps must be at least 1, got {steps}")
         self.steps = steps
-        self.reduction = _check_reduction(reduction)
+        self.reduction: str = _check_reduction(reduction)
 
     def margin(self, step: float) -> float:
         """Return the margin at a training step."""
@@ -168,9 +170,9 @@ class ReconstructionLoss(nn.Module):
         reduction: Reduction = "mean",
     ) -> None:
         super().__init__()
-        self.pixels = _check_choice(pixels, "pixels", ("sum", "mean", "half"))
+        self.pixels: str = _check_choice(pixels, "pixels", ("sum", "mean", "half"))
         self.weight = weight
-        self.reduction = _check_reduction(reduction)
+        self.reduction: str = _check_reduction(reduction)
 
     def extra_repr(self) -> str:
         """Return the settings for ``repr``."""
@@ -213,7 +215,8 @@ class ClassLoss(nn.Module):
         super().__init__()
         if not 0 <= label_smoothing <= 1:
             raise ValueError(f"label_smoothing must be in 0..1, got {label_smoothing}")
-        self.label_smoothing, self.reduction = label_smoothing, _check_reduction(reduction)
+        self.label_smoothing = label_smoothing
+        self.reduction: str = _check_reduction(reduction)
 
     def extra_repr(self) -> str:
         """Return the settings for ``repr``."""
@@ -246,7 +249,7 @@ class MultiLabelLoss(nn.Module):
 
     def __init__(self, *, reduction: Reduction = "mean") -> None:
         super().__init__()
-        self.reduction = _check_reduction(reduction)
+        self.reduction: str = _check_reduction(reduction)
 
     def extra_repr(self) -> str:
         """Return the settings for ``repr``."""

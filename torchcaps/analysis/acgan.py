@@ -43,11 +43,11 @@ class Generator(nn.Module):
     def __init__(self, classes: int = 10, width: float = 1.0) -> None:
         super().__init__()
         first, second, third = (_scale_channels(channels, width) for channels in (384, 192, 96))
-        self.embedding = nn.Embedding(classes, LATENT_DIM)
-        self.dense = nn.Linear(LATENT_DIM, first * 9)
-        self.up1 = nn.ConvTranspose2d(first, second, 5)
-        self.up2 = nn.ConvTranspose2d(second, third, 5, stride=2, padding=1)
-        self.up3 = nn.ConvTranspose2d(third, 1, 5, stride=2, padding=1)
+        self.embedding: nn.Embedding = nn.Embedding(classes, LATENT_DIM)
+        self.dense: nn.Linear = nn.Linear(LATENT_DIM, first * 9)
+        self.up1: nn.ConvTranspose2d = nn.ConvTranspose2d(first, second, 5)
+        self.up2: nn.ConvTranspose2d = nn.ConvTranspose2d(second, third, 5, stride=2, padding=1)
+        self.up3: nn.ConvTranspose2d = nn.ConvTranspose2d(third, 1, 5, stride=2, padding=1)
         init_layers(self, glorot_uniform)
         with torch.no_grad():
             _glorot_normal_(self.embedding.weight)
@@ -76,12 +76,13 @@ class Discriminator(nn.Module):
     def __init__(self, classes: int = 10, width: float = 1.0) -> None:
         super().__init__()
         sizes = [1, *(_scale_channels(channels, width) for channels in (32, 64, 128, 256))]
-        self.convs = nn.ModuleList(
+        self.convs: nn.ModuleList = nn.ModuleList(
             nn.Conv2d(before, after, 3, stride=stride, padding=1 if stride == 1 else 0)
             for before, after, stride in zip(sizes, sizes[1:], (2, 1, 2, 1), strict=False)
         )
         features = sizes[-1] * (IMAGE_SIZE // 4) ** 2
-        self.real, self.classes = nn.Linear(features, 1), nn.Linear(features, classes)
+        self.real: nn.Linear = nn.Linear(features, 1)
+        self.classes: nn.Linear = nn.Linear(features, classes)
         init_layers(self, glorot_uniform)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -134,12 +135,16 @@ class GAN:
     ) -> None:
         if not width > 0:
             raise ValueError(f"width must be above 0, got {width}")
-        self.classes, self.width, self.seed, self.epochs, self.steps = classes, width, seed, 0, 0
+        self.classes = classes
+        self.width = width
+        self.seed = seed
+        self.epochs: int = 0
+        self.steps: int = 0
         self._device = torch.device(device)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(_step_seed(seed, -1, 0))
-            self.generator = Generator(classes, width).to(device)  # equal weights on each device
-            self.discriminator = Discriminator(classes, width).to(device)
+            self.generator: Generator = Generator(classes, width).to(device)  # equal weights on each device
+            self.discriminator: Discriminator = Discriminator(classes, width).to(device)
         self._optimizers = tuple(
             torch.optim.Adam(network.parameters(), LR, BETAS, EPS) for network in (self.discriminator, self.generator)
         )

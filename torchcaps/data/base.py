@@ -80,8 +80,11 @@ class Dataset(TorchDataset[tuple[Tensor, ...]]):
     def __init__(
         self, name: str, split: str, shape: ImageShape, classes: Sequence[str], n_objects: int | None = 1
     ) -> None:
-        self.name, self.split, self.shape, self.n_objects = name, split, shape, n_objects
-        self.classes = tuple(classes)
+        self.name = name
+        self.split = split
+        self.shape = shape
+        self.n_objects = n_objects
+        self.classes: tuple[str, ...] = tuple(classes)
         self.note = ""
 
     @property
@@ -171,8 +174,9 @@ class ImageSet(Dataset):
             raise ValueError(f"{name}: labels must be class indices 0 to {len(classes) - 1}, got {actual}")
         channels, height, width = images.shape[1:]
         super().__init__(name, split, (channels, height, width), classes)
-        self.images, self.labels = images, labels.long()
-        self.metadata = dict(metadata or {})
+        self.images = images
+        self.labels: Tensor = labels.long()
+        self.metadata: dict[str, Tensor] = dict(metadata or {})
 
     def __len__(self) -> int:
         return len(self.images)

@@ -81,7 +81,10 @@ class Loader:
             )
         if not isinstance(pipeline, Pipeline | str):
             raise TypeError(f"pipeline must be a Pipeline or the name of one, got {pipeline!r}")
-        self.dataset, self.batch_size, self.seed, self.num_workers = dataset, batch_size, seed, num_workers
+        self.dataset = dataset
+        self.batch_size = batch_size
+        self.seed = seed
+        self.num_workers = num_workers
         self.pipeline = create_pipeline(pipeline) if isinstance(pipeline, str) else pipeline
         if not self.pipeline.is_fitted:
             if dataset.split != "train":
@@ -90,9 +93,12 @@ class Loader:
                     "pipeline of the training set's loader, pipeline=train_loader.pipeline"
                 )
             self.pipeline = self.pipeline.fit(dataset)
-        self.train = dataset.split == "train" if train is None else train
+        self.train: bool = dataset.split == "train" if train is None else train
         self.shape: ImageShape = self.pipeline.output_shape(dataset.shape, self.train)
-        self.device, self.rank, self.world_size, self.drop_last = torch.device(device), rank, world_size, drop_last
+        self.device: torch.device = torch.device(device)
+        self.rank = rank
+        self.world_size = world_size
+        self.drop_last = drop_last
         self._workers_augment = self.device.type == "cpu"
         if num_workers:
             start_worker_server()

@@ -28,14 +28,17 @@ class BasicBlock(nn.Module):
 
     def __init__(self, in_channels: int, channels: int, stride: int = 1, projection: bool = True) -> None:
         super().__init__()
-        self.stride, self.n_padded = stride, 0 if projection else channels - in_channels
-        self.conv1 = nn.Conv2d(in_channels, channels, 3, stride, 1, bias=False)
-        self.norm1 = nn.BatchNorm2d(channels)
-        self.conv2 = nn.Conv2d(channels, channels, 3, 1, 1, bias=False)
-        self.norm2 = nn.BatchNorm2d(channels)
+        self.stride = stride
+        self.n_padded: int = 0 if projection else channels - in_channels
+        self.conv1: nn.Conv2d = nn.Conv2d(in_channels, channels, 3, stride, 1, bias=False)
+        self.norm1: nn.BatchNorm2d = nn.BatchNorm2d(channels)
+        self.conv2: nn.Conv2d = nn.Conv2d(channels, channels, 3, 1, 1, bias=False)
+        self.norm2: nn.BatchNorm2d = nn.BatchNorm2d(channels)
         self.shortcut = nn.Sequential()
         if projection and (stride != 1 or in_channels != channels):
-            self.shortcut = nn.Sequential(nn.Conv2d(in_channels, channels, 1, bias=False), nn.BatchNorm2d(channels))
+            self.shortcut: nn.Sequential = nn.Sequential(
+                nn.Conv2d(in_channels, channels, 1, bias=False), nn.BatchNorm2d(channels)
+            )
 
     def forward(self, features: Tensor) -> Tensor:
         """Return the ReLU of the convolutions plus the shortcut."""

@@ -115,7 +115,7 @@ class SharedClassifier(nn.Module):
 
     def __init__(self, dim: int, sigmoid: bool = False) -> None:
         super().__init__()
-        self.linear = nn.Linear(dim, 1)
+        self.linear: nn.Linear = nn.Linear(dim, 1)
         self.sigmoid = sigmoid
 
     def extra_repr(self) -> str:

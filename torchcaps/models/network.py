@@ -49,7 +49,7 @@ class Network(nn.Module, ABC):
         if n_objects is not None and n_objects > spec.classes:
             raise ValueError(f"n_objects must be at most the number of classes, {spec.classes}, got {n_objects}")
         self.set_origin(spec, type(spec).__name__, spec.default_recipe(), n_objects)
-        self.front = nn.Sequential()
+        self.front: nn.Sequential = nn.Sequential()
         for name, module in layers.front.items():
             self.front.add_module(name, module)
 
@@ -243,9 +243,11 @@ class CapsuleNetwork(Network):
         n_objects: int | None = 1,
     ) -> None:
         super().__init__(spec, layers, n_objects)
-        self.capsules = CapsuleStack(layers.capsules, schedule)
-        self.head = build_head(head, layers.dim)
-        self.decoder = None if decoder is None else Decoder(spec.classes, layers.dim, spec.image, decoder)
+        self.capsules: CapsuleStack = CapsuleStack(layers.capsules, schedule)
+        self.head: nn.Module = build_head(head, layers.dim)
+        self.decoder: Decoder | None = (
+            None if decoder is None else Decoder(spec.classes, layers.dim, spec.image, decoder)
+        )
 
     def forward(self, images: Tensor, labels: Tensor | None = None, trace: bool = False) -> Output:
         """Compute class capsules, scores and, if the model has a decoder, reconstructions.

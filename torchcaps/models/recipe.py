@@ -101,7 +101,9 @@ class Objective(nn.Module):
 
     def __init__(self, scores: nn.Module, reconstruction: ReconstructionLoss, n_objects: int | None = 1) -> None:
         super().__init__()
-        self.scores, self.reconstruction, self.n_objects = scores, reconstruction, n_objects
+        self.scores = scores
+        self.reconstruction = reconstruction
+        self.n_objects = n_objects
 
     def forward(self, output: Output, labels: Tensor, targets: Tensor | None = None, step: float = math.inf) -> Tensor:
         """Return the loss.

@@ -69,8 +69,8 @@ class CapsuleActivation(nn.Module):
         self, types: int, dim: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> None:
         super().__init__()
-        self.matrix = nn.Parameter(torch.empty(types, dim, dim, device=device, dtype=dtype))
-        self.offset = nn.Parameter(torch.empty(types, dim, device=device, dtype=dtype))
+        self.matrix: nn.Parameter = nn.Parameter(torch.empty(types, dim, dim, device=device, dtype=dtype))
+        self.offset: nn.Parameter = nn.Parameter(torch.empty(types, dim, device=device, dtype=dtype))
         self.reset_parameters()
 
     @torch.no_grad()

@@ -49,18 +49,19 @@ class Decoder(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.parents, self.dim = as_count(parents, "parents"), as_count(dim, "dim")
+        self.parents: int = as_count(parents, "parents")
+        self.dim: int = as_count(dim, "dim")
         if not isinstance(image, Sequence) or len(image) != 3:
             raise ValueError(f"image must be (channels, height, width), got {image}")
         if not isinstance(hidden, Sequence):
             raise TypeError(f"hidden must be a sequence of layer widths such as (512, 1024), got {hidden!r}")
-        self.image = tuple(as_count(size, "image") for size in image)
+        self.image: tuple[int, ...] = tuple(as_count(size, "image") for size in image)
         widths = [parents * dim, *(as_count(width, "hidden") for width in hidden)]
         layers: list[nn.Module] = []
         for before, after in pairwise(widths):
             layers += [nn.Linear(before, after, device=device, dtype=dtype), nn.ReLU()]
         last = nn.Linear(widths[-1], math.prod(self.image), device=device, dtype=dtype)
-        self.layers = nn.Sequential(*layers, last, nn.Sigmoid())
+        self.layers: nn.Sequential = nn.Sequential(*layers, last, nn.Sigmoid())
 
     def forward(self, capsules: Capsules | Tensor, labels: Tensor | None = None, top: int | None = None) -> Tensor:
         """Reconstruct the images of the labelled classes; without labels, of the most active ones.

@@ -37,8 +37,9 @@ class ShiftNorm(nn.Module):
     ) -> None:
         super().__init__()
         kind = nn.BatchNorm2d if channels_first else nn.BatchNorm1d
-        self.norm, self.channels_first = kind(features, eps, momentum, affine=False), channels_first
-        self.shift = nn.Parameter(torch.zeros(features))
+        self.norm: nn.BatchNorm1d | nn.BatchNorm2d = kind(features, eps, momentum, affine=False)
+        self.channels_first = channels_first
+        self.shift: nn.Parameter = nn.Parameter(torch.zeros(features))
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise ``x``."""
@@ -80,10 +81,11 @@ class HomogeneousCapsules(nn.Module):
         self, channels: int, grid: int | Pair, parents: int, *, eps: float = 1e-3, momentum: float = 0.01
     ) -> None:
         super().__init__()
-        self.channels, self.parents = as_count(channels, "channels"), as_count(parents, "parents")
-        self.grid = as_pair(grid, "grid")
-        self.weight = nn.Parameter(torch.empty(parents, self.grid[0] * self.grid[1], channels))
-        self.norm = ShiftNorm(channels, eps, momentum)
+        self.channels: int = as_count(channels, "channels")
+        self.parents: int = as_count(parents, "parents")
+        self.grid: Pair = as_pair(grid, "grid")
+        self.weight: nn.Parameter = nn.Parameter(torch.empty(parents, self.grid[0] * self.grid[1], channels))
+        self.norm: ShiftNorm = ShiftNorm(channels, eps, momentum)
         self.reset_parameters()
 
     @torch.no_grad()
@@ -133,8 +135,8 @@ class BranchMerge(nn.Module):
         if initial not in ("one", "normal"):
             raise ValueError(f"initial must be 'one' or 'normal', got {initial!r}")
         self.initial = initial
-        self.weight = nn.Parameter(torch.ones(as_count(branches, "branches")), requires_grad=learned)
-        self.norm = ShiftNorm(branches, eps, momentum)
+        self.weight: nn.Parameter = nn.Parameter(torch.ones(as_count(branches, "branches")), requires_grad=learned)
+        self.norm: ShiftNorm = ShiftNorm(branches, eps, momentum)
         self.reset_parameters()
 
     @torch.no_grad()

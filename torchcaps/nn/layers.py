@@ -63,10 +63,12 @@ class CapsuleLayer(nn.Module, ABC):
         self.geometry = geometry
         self.streamed: bool | Literal["auto"] = streamed
         self._init = init
-        self.weight = nn.Parameter(torch.empty(weight_size, device=device, dtype=dtype))
+        self.weight: nn.Parameter = nn.Parameter(torch.empty(weight_size, device=device, dtype=dtype))
         size = (1 if geometry.shared else geometry.slots, *geometry.size(("J", "D")))
-        self.bias = nn.Parameter(torch.empty(size, device=device, dtype=dtype)) if routing.vote_bias else None
-        self.coefficients = Coefficients(routing, geometry, device, dtype)
+        self.bias: nn.Parameter | None = (
+            nn.Parameter(torch.empty(size, device=device, dtype=dtype)) if routing.vote_bias else None
+        )
+        self.coefficients: Coefficients = Coefficients(routing, geometry, device, dtype)
         self.dropout: nn.Module | None = ImageDropout(routing.dropout) if routing.dropout else None
         self.reset_parameters()
 
@@ -323,10 +325,10 @@ class ConvCapsules(CapsuleLayer):
             raise ValueError(f"weights must be 'kernel', 'position' or 'type', got {weights!r}")
         routing = as_routing(routing)
         rows = as_rows(pose, child_dim, parent_dim)
-        self.kernel_size = as_pair(kernel_size, "kernel_size")
-        self.stride = as_pair(stride, "stride")
+        self.kernel_size: Pair = as_pair(kernel_size, "kernel_size")
+        self.stride: Pair = as_pair(stride, "stride")
         self.padding: Pair | Literal["same"] = as_padding(padding)
-        self.grid = None if grid is None else as_pair(grid, "grid")
+        self.grid: Pair | None = None if grid is None else as_pair(grid, "grid")
         self.weights = weights
         sites = None if self.grid is None else self._wire(self.grid, child_types, routing).sites
         cells = self.kernel_size[0] * self.kernel_size[1]

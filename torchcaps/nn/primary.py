@@ -70,13 +70,15 @@ class PrimaryCapsules(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.types, self.dim = as_count(types, "types"), as_count(dim, "dim")
+        self.types: int = as_count(types, "types")
+        self.dim: int = as_count(dim, "dim")
         self.padding: Pair | Literal["same"] = as_padding(padding)
         self.relu = relu
         if isinstance(scale, bool) or not isinstance(scale, int | float) or not 0 < scale < math.inf:
             raise ValueError(f"scale must be greater than 0 and finite, got {scale!r}")
         self.scale = scale
-        self.kernel_size, self.stride = as_pair(kernel_size, "kernel_size"), as_pair(stride, "stride")
+        self.kernel_size: Pair = as_pair(kernel_size, "kernel_size")
+        self.stride: Pair = as_pair(stride, "stride")
         as_count(in_channels, "in_channels")
         window: dict[str, Any] = {"kernel_size": self.kernel_size, "stride": self.stride}
         options: dict[str, Any] = {"device": device, "dtype": dtype}
@@ -93,7 +95,9 @@ class PrimaryCapsules(nn.Module):
         if norm not in ("none", "channel", "type", "input"):
             raise ValueError(f"norm must be 'none', 'channel', 'type' or 'input', got {norm!r}")
         has_bias = norm in ("none", "input")
-        self.activity = nn.Conv2d(in_channels, types, **window, bias=has_bias, **options) if activations else None
+        self.activity: nn.Conv2d | None = (
+            nn.Conv2d(in_channels, types, **window, bias=has_bias, **options) if activations else None
+        )
         self.norm = norm
         self.pose_norm = self.activity_norm = None
         if norm == "type":
@@ -102,7 +106,7 @@ class PrimaryCapsules(nn.Module):
             self.pose_norm = nn.BatchNorm2d(in_channels if norm == "input" else types * dim, **options)
         if norm != "none" and activations:
             self.activity_norm = nn.BatchNorm2d(in_channels if norm == "input" else types, **options)
-        self.activation = make_activation(activation, types, dim, **options)
+        self.activation: nn.Module = make_activation(activation, types, dim, **options)
 
     def forward(self, features: Tensor) -> Capsules:
         """Return the capsules of a feature map."""

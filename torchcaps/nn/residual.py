@@ -42,7 +42,8 @@ class ResidualCapsules(nn.Module):
             raise ValueError("layers must contain at least one capsule layer, got none")
         if momentum is not None and not 0 <= momentum < 1:
             raise ValueError(f"momentum must be at least 0 and below 1, or None, got {momentum}")
-        self.layers, self.momentum = nn.ModuleList(given), momentum
+        self.layers: nn.ModuleList = nn.ModuleList(given)
+        self.momentum = momentum
 
     def extra_repr(self) -> str:
         """Return the momentum for ``repr``."""

@@ -53,7 +53,7 @@ class CapsuleStack(nn.Module):
         for layer in given:
             if not isinstance(layer, CapsuleLayer):
                 raise TypeError(f"layers must be DenseCapsules or ConvCapsules, got {type(layer).__name__}")
-        self.layers = nn.ModuleList(given) if named is None else nn.ModuleDict(named)
+        self.layers: nn.ModuleList | nn.ModuleDict = nn.ModuleList(given) if named is None else nn.ModuleDict(named)
         self.schedule = schedule
         if schedule not in ("concurrent", "sequential"):
             raise ValueError(f"schedule must be 'concurrent' or 'sequential', got {schedule!r}")

@@ -55,14 +55,14 @@ class TransposedConvCapsules(ConvCapsules):
         **options: Any,
     ) -> None:
         kernel = as_pair(kernel_size, "kernel_size")
-        self.upsampling = as_pair(stride, "stride")
-        self.cut = as_pair(padding, "padding", least=0)
-        self.output_padding = as_pair(output_padding, "output_padding", least=0)
+        self.upsampling: Pair = as_pair(stride, "stride")
+        self.cut: Pair = as_pair(padding, "padding", least=0)
+        self.output_padding: Pair = as_pair(output_padding, "output_padding", least=0)
         if self.cut[0] >= kernel[0] or self.cut[1] >= kernel[1]:
             raise ValueError(f"padding must be less than kernel_size {kernel}, got {self.cut}")
         if self.output_padding[0] >= self.upsampling[0] or self.output_padding[1] >= self.upsampling[1]:
             raise ValueError(f"output_padding must be less than stride {self.upsampling}, got {self.output_padding}")
-        self.child_grid = None if grid is None else as_pair(grid, "grid")
+        self.child_grid: Pair | None = None if grid is None else as_pair(grid, "grid")
         inner = (kernel[0] - 1 - self.cut[0], kernel[1] - 1 - self.cut[1])
         spread = None if self.child_grid is None else self._spread_grid(self.child_grid)
         sizes = (child_types, child_dim, parent_types, parent_dim)

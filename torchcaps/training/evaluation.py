@@ -99,8 +99,9 @@ class RunningEvaluation:
         classes = model.spec.classes
         self.counts = torch.zeros(2 + 2 * classes + classes * classes, dtype=torch.int64)
         self.loss = torch.zeros((), dtype=torch.float64)
-        self.model, self.classes = model, classes
-        self.correct = None if n_images is None else torch.zeros(n_images, dtype=torch.uint8)
+        self.model = model
+        self.classes = classes
+        self.correct: Tensor | None = None if n_images is None else torch.zeros(n_images, dtype=torch.uint8)
 
     def update(self, scores: Tensor, labels: Tensor, loss: float, indices: Tensor | None = None) -> None:
         """Add a batch.
@@ -167,7 +168,8 @@ class RunningEvaluation:
             raise CheckpointError(f"the checkpoint has no valid counts: {error}") from error
         if counts.shape != self.counts.shape:
             raise CheckpointError(f"the checkpoint has {list(counts.shape)} counts, not {list(self.counts.shape)}")
-        self.counts, self.loss = counts, loss
+        self.counts = counts
+        self.loss = loss
 
 
 def evaluate(
@@ -220,7 +222,8 @@ class BalancedLoss(nn.Module):
         super().__init__()
         counts = torch.bincount(labels, minlength=classes)
         weights = len(labels) / (int((counts > 0).sum()) * counts.clamp(min=1))
-        self.loss, self.weights = loss, weights
+        self.loss = loss
+        self.weights = weights
 
     def forward(self, output: Output, labels: Tensor, targets: Tensor | None = None, step: float = math.inf) -> Tensor:
         """Return the mean of the weighted losses."""

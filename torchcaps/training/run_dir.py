@@ -43,11 +43,11 @@ class RunDirectory:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path).expanduser()
-        self.config = self.path / CONFIG
-        self.metrics = self.path / "metrics.csv"
-        self.results = self.path / "results.json"
-        self.figures = self.path / "figures"
+        self.path: Path = Path(path).expanduser()
+        self.config: Path = self.path / CONFIG
+        self.metrics: Path = self.path / "metrics.csv"
+        self.results: Path = self.path / "results.json"
+        self.figures: Path = self.path / "figures"
         checkpoints = self.path / "checkpoints"
         self.last, self.previous, self.best = (
             checkpoints / f"{name}.safetensors" for name in ("last", "previous", "best")
