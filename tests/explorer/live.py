@@ -26,6 +26,9 @@ ARGUMENTS = (
 )
 
 
+SERVER_THREAD = "explorer-server"
+
+
 @contextlib.contextmanager
 def running(runs: list[ExploredRun], statistics: bool = True) -> Iterator[str]:
     """Serve runs on a free port in a thread; yield the address."""
@@ -33,7 +36,7 @@ def running(runs: list[ExploredRun], statistics: bool = True) -> Iterator[str]:
     listener.bind(("127.0.0.1", 0))
     listener.listen()
     server = create_server(create_app(runs, statistics=statistics))
-    thread = threading.Thread(target=lambda: server.run(sockets=[listener]), daemon=True)
+    thread = threading.Thread(target=lambda: server.run(sockets=[listener]), name=SERVER_THREAD, daemon=True)
     thread.start()
     try:
         while not server.started and thread.is_alive():

@@ -175,6 +175,32 @@ def test_a_stalled_body_holds_no_place_and_ends(monkeypatch: pytest.MonkeyPatch,
     assert statuses == [503 if is_cancelled else 408] * MAX_CONCURRENT_REQUESTS
 
 
+def test_a_cancelled_request_has_one_response() -> None:
+    """A request that the server cancels while its response is being sent gets no second one."""
+    sent: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await asyncio.Event().wait()
+
+    async def receive() -> Any:
+        return {"type": "http.request"}
+
+    async def send(message: Any) -> None:
+        sent.append(message["type"])
+
+    async def scenario() -> None:
+        scope = {"type": "http", "path": "/api/info", "headers": [(b"host", b"localhost")]}
+        task = asyncio.create_task(Guard(app)(scope, receive, send))
+        while not sent:
+            await asyncio.sleep(0)
+        task.cancel()
+        await task
+
+    asyncio.run(scenario())
+    assert sent == ["http.response.start"]
+
+
 def test_web_sockets_are_closed() -> None:
     sent: list[Any] = []
 

@@ -7,6 +7,8 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 import urllib.request
 from pathlib import Path
 
@@ -15,7 +17,7 @@ import pytest
 import torchcaps
 from tests.cli.commands import usage_error
 from tests.explorer.helpers import small_run
-from tests.explorer.live import running
+from tests.explorer.live import SERVER_THREAD, running
 from tests.test_structure import MAX_LINES
 from torchcaps.explorer import ExploredRun, load_pretrained_run, server
 from torchcaps.explorer.app import PAGE
@@ -65,6 +67,46 @@ def test_connections_without_a_complete_head_are_closed(monkeypatch: pytest.Monk
             client.close()
         with urllib.request.urlopen(f"{address}/api/info", timeout=60) as reply:
             assert reply.status == 200
+
+
+LIST = b"GET /api/samples?limit=100 HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+N_LISTS = 200  # more than the buffers of the connection can hold
+
+
+def unread_client(port: int) -> socket.socket:
+    """Return a client that sends many requests and does not read their responses."""
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.settimeout(0.2)
+    client.connect(("127.0.0.1", port))
+    with contextlib.suppress(TimeoutError):
+        client.sendall(N_LISTS * LIST)
+    return client
+
+
+def test_a_client_that_reads_no_response_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would hold a place of a request for ever."""
+    monkeypatch.setattr(server, "READ_TIMEOUT_S", 0.2)
+    with running([small_run(max_images=100)], statistics=False) as address:
+        client = unread_client(int(address.rpartition(":")[2]))
+        time.sleep(3)
+        client.settimeout(60)
+        received = b""
+        with contextlib.suppress(ConnectionResetError):
+            while part := client.recv(1 << 20):
+                received += part
+        client.close()
+    assert received.count(b"HTTP/1.1 200 OK") < N_LISTS
+
+
+def test_the_server_stops_while_a_client_reads_no_response(capfd: pytest.CaptureFixture[str]) -> None:
+    with running([small_run(max_images=100)], statistics=False) as address:
+        client = unread_client(int(address.rpartition(":")[2]))
+        time.sleep(0.5)
+    names = [thread.name for thread in threading.enumerate()]
+    client.close()
+    assert SERVER_THREAD not in names
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_ctrl_c_ends_the_server_cleanly(run_directory: Path) -> None:

@@ -57,10 +57,18 @@ class Guard:
         if scope["type"] != "http":  # no web sockets
             await send({"type": "websocket.close", "code": 1008})
             return
+        has_started = False
+
+        async def noting_send(message: Message) -> None:
+            nonlocal has_started
+            has_started = True
+            await send(message)
+
         try:
-            await self._answer(scope, receive, send)
+            await self._answer(scope, receive, noting_send)
         except asyncio.CancelledError:  # the server stops and does not wait any longer
-            await _reject(send, 503, "the server is stopping")
+            if not has_started:  # a request has one response
+                await _reject(send, 503, "the server is stopping")
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         problem = self._check(scope)

@@ -19,12 +19,18 @@ __all__ = ["bind_socket", "create_server", "serve"]
 MAX_CONNECTIONS = 64
 SHUTDOWN_TIMEOUT_S = 3
 HEAD_TIMEOUT_S = 10.0  # for the request line and the headers
+READ_TIMEOUT_S = 2.5  # of a client that reads nothing of its response; shorter than `SHUTDOWN_TIMEOUT_S`
 
 
 class _Protocol(H11Protocol):
-    """HTTP/1.1 that closes connections without a complete head: otherwise they would hold all `MAX_CONNECTIONS`."""
+    """HTTP/1.1 that closes connections without a complete head, and those whose client does not read its responses.
+
+    Otherwise they would hold all `MAX_CONNECTIONS`, and the latter the server itself: a request that can't be answered
+    never ends.
+    """
 
     _timer: asyncio.TimerHandle | None = None
+    _write_timer: asyncio.TimerHandle | None = None
 
     @property
     def _awaits_head(self) -> bool:
@@ -43,7 +49,20 @@ class _Protocol(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self._stop_write_timer()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._start_write_timer()
+
+    def resume_writing(self) -> None:
+        self._stop_write_timer()
+        super().resume_writing()
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        self.loop.call_later(READ_TIMEOUT_S, self._abort_unread)
 
     def _start_timer(self) -> None:
         self._timer = self.loop.call_later(HEAD_TIMEOUT_S, self._close_if_waiting)
@@ -57,6 +76,28 @@ class _Protocol(H11Protocol):
         self._timer = None
         if self._awaits_head:
             self.transport.close()
+
+    def _start_write_timer(self) -> None:
+        unread = self.transport.get_write_buffer_size()
+        self._write_timer = self.loop.call_later(READ_TIMEOUT_S, self._abort_if_stalled, unread)
+
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+    def _abort_if_stalled(self, unread: int) -> None:
+        """Close the connection if the client has read nothing since ``unread`` bytes were left."""
+        self._write_timer = None
+        if self.transport.get_write_buffer_size() < unread:
+            self._start_write_timer()
+        else:
+            self.transport.abort()
+
+    def _abort_unread(self) -> None:
+        """Close the connection of a stopping server if the client has not read its responses."""
+        if self.flow.write_paused or self.transport.is_closing():
+            self.transport.abort()
 
 
 def bind_socket(host: str, port: int) -> tuple[socket.socket, bool]:
@@ -88,7 +129,7 @@ def create_server(app: Any) -> uvicorn.Server:
         app,
         http=_Protocol,
         ws="none",
-        log_level="warning",
+        log_level="error",  # a hostile client causes warnings
         access_log=False,
         server_header=False,
         limit_concurrency=MAX_CONNECTIONS,
