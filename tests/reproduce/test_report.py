@@ -8,9 +8,18 @@ from typing import Any, Literal
 import pytest
 
 from tests.reproduce.items import reproduce_smoke, smoke_store
-from tests.reproduce.tables import cpu_store, measured_table, measurement, scaled_store
+from tests.reproduce.tables import (
+    cpu_store,
+    make_runs,
+    measured_table,
+    measurement,
+    run_table,
+    scaled_store,
+    write_errors,
+)
 from torchcaps.papers import find_item, list_papers
 from torchcaps.reproduce.report import choose_verdicts, judge_claims, render_claims, write_report
+from torchcaps.reproduce.scales import run_spec
 from torchcaps.reproduce.schema import Claim, Item, Paper
 from torchcaps.reproduce.store import RecordKey, RecordStore
 from torchcaps.reproduce.verdicts import VerdictKind
@@ -123,6 +132,26 @@ def test_the_first_records_of_a_longer_scale_replace_neither_table_nor_verdict(t
     measured_table(tmp_path, [5.0, 5.1], [1.0, 1.1], scale="long")
     ((scale, verdict),) = choose_verdicts(paper.items[0], [scaled_store(tmp_path, "long"), cpu.store])
     assert (scale, verdict.kind) == ("long", VerdictKind.CONTRADICTED)
+
+
+@pytest.mark.parametrize("problem", ["diverged", "chance"])
+def test_runs_that_are_not_judged_do_not_replace_a_verdict(tmp_path: Path, problem: str) -> None:
+    """A run of the scale long that diverged or is at chance level concludes nothing: the scale smoke has a verdict."""
+    runs = make_runs("ab")
+    short = smoke_store(tmp_path)
+    for name, errors in (("a", (100, 110)), ("b", (300, 310))):
+        write_errors(short, runs[name], errors)
+        write_errors(short, runs[name].halved(), tuple(n + 50 for n in errors))
+    long = scaled_store(tmp_path, "long")
+    write_errors(long, runs["a"], (100, 110))
+    write_errors(long, runs["b"], (300, 310 if problem == "diverged" else 9_000))
+    if problem == "diverged":
+        long.write_diverged(RecordKey(runs["b"], 2), run_spec(runs["b"], "long"), "step 3")
+    item = run_table(short, runs).item
+    ((scale, verdict),) = choose_verdicts(item, [long, short])
+    assert (scale, verdict.kind) == ("smoke", VerdictKind.HOLDS)
+    ((scale, verdict),) = choose_verdicts(item, [long])
+    assert (scale, verdict.kind) == ("long", VerdictKind.NOT_JUDGED)
 
 
 def test_unreadable_records_of_one_scale_leave_the_other(tmp_path: Path) -> None:

@@ -82,8 +82,8 @@ def choose_verdicts(item: Item, stores: Sequence[RecordStore]) -> list[tuple[Sca
     """Return the verdict on each claim by the first of the scales at which it was run completely, and that scale.
 
     Complete means that both numbers have the seeds and half-length runs that a decision needs: the first record of a
-    longer scale does not replace a verdict by the complete records of a shorter one. If no scale is complete, the first
-    one at which both numbers exist counts.
+    longer scale does not replace a verdict by the complete records of a shorter one, nor does a run of it that diverged
+    or is at chance level. If no scale is complete, the first one at which both numbers exist and can be judged counts.
 
     Args:
         item: the table or figure.
@@ -94,8 +94,9 @@ def choose_verdicts(item: Item, stores: Sequence[RecordStore]) -> list[tuple[Sca
     for index in range(len(item.claims)):
         candidates = [(scale, by_claim[index]) for scale, by_claim in judged]
         ran = [one for one in candidates if one[1].kind is not VerdictKind.NOT_RUN]
-        complete = [one for one in ran if one[1].reason not in INCOMPLETE]
-        chosen += (complete or ran or candidates)[:1]
+        judged_here = [one for one in ran if one[1].kind is not VerdictKind.NOT_JUDGED]
+        complete = [one for one in judged_here if one[1].reason not in INCOMPLETE]
+        chosen += (complete or judged_here or ran or candidates)[:1]
     return chosen
 
 
