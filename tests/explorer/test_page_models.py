@@ -131,6 +131,27 @@ def check_tour_lets_people_draw(browser: Any) -> None:
         assert visit.page.locator(".tour").count() == 0
 
 
+def check_tour_names_existing_parts(browser: Any) -> None:
+    """Steps without a decoder, iterations or capsules are left out, or have another text."""
+    for run, n_steps, word in (
+        (smoke_run("chen2019_lenet"), 4, "no capsules"),
+        (small_run(reconstruction=False), 7, "step through them"),
+        (small_run(routing="self_attention"), 8, "in one pass"),
+    ):
+        with running([run], statistics=False) as address, Visit(browser, address) as visit:
+            visit.page.click("#tour")
+            texts = []
+            for n in range(n_steps):
+                visit.settle()
+                texts.append(visit.page.inner_text(".tour"))
+                assert f"{n + 1} of {n_steps}" in texts[-1]
+                visit.page.click("#tour-next")
+            assert visit.page.locator(".tour").count() == 0
+            assert any(word in text for text in texts)
+            if n_steps < 8:
+                assert not any("reconstruction" in text or "Walk from" in text for text in texts)
+
+
 def check_keyboard(browser: Any) -> None:
     """Tabs follow the arrow keys; the arrows do not turn the samples meanwhile."""
     with running([small_run()], statistics=False) as address, Visit(browser, address) as visit:
@@ -150,6 +171,7 @@ SCENARIOS: dict[str, Callable[[Any], None]] = {
     "colour": check_colour,
     "several-objects": check_several_objects,
     "tour": check_tour_lets_people_draw,
+    "tour-of-parts": check_tour_names_existing_parts,
     "keyboard": check_keyboard,
 }
 

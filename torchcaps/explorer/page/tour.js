@@ -29,7 +29,7 @@ const STEPS = [
       document.getElementById("walk")?.focus();
     }],
   ["classes", "Length means presence", "There is one capsule per class. The longer its vector, the surer the network is that the class is there. The dashed lines are the margins it was trained with."],
-  ["primary", "Primary capsules", "The lowest capsules look at small parts of the image. Colour is their length; the rays show the pose: the same part in another position or tilt has other rays."],
+  ["primary", "Primary capsules", "The lowest capsules describe parts of the image. Colour is their length; the rays show the pose: the same part in another position or tilt has other rays."],
   ["couplings", "Routing by agreement", "Each child predicts the pose of every parent. Routing decides in a few iterations which predictions count: step through them and watch the couplings move away from uniform.",
     async (ctx) => ctx.state.set({ t: 0 })],
   ["tree", "The parse tree", "The strongest connections form a tree over the image: parts that agree on one digit are assigned to it. Change the threshold to see more.",
@@ -46,6 +46,31 @@ const FILE_TEXTS = {
   "One slider turns it into another digit": "A capsule network describes the digit by one vector, its class capsule, and can draw the image from it. Move “Walk from A to this”: the capsule of the first image becomes that of the second, and the decoded image follows.",
   "Move the digit": null,
 };
+
+// Other texts for a network without a part, or no step.
+const TEXTS_WITHOUT = {
+  iterations: {
+    "Routing by agreement": "Each child predicts the pose of every parent. Routing decides which predictions count, in this network in one pass; most routings take a few iterations, which can be stepped through here.",
+  },
+  decoder: { "One slider turns it into another digit": null, "Move the digit": "Rotate, scale or shift the image, or press Play. Lengths and poses follow." },
+  capsules: {
+    "Length means presence": "This network has no capsules: the bars are its scores of the classes.",
+    "Primary capsules": null,
+    "Routing by agreement": null,
+    "The parse tree": null,
+    "Move the digit": "Rotate, scale or shift the image, or press Play. The scores follow.",
+  },
+};
+
+/** Return the text of a step for these runs; null if there is no such step. */
+function textOf(ctx, [, heading, content]) {
+  let text = content;
+  for (const [part, texts] of Object.entries(TEXTS_WITHOUT)) {
+    if (heading in texts && ctx.info.runs.every((run) => run.missing[part])) text = texts[heading];
+  }
+  if (ctx.backend.isFile && heading in FILE_TEXTS && text !== null) text = FILE_TEXTS[heading];
+  return text;
+}
 
 /** Draw strokes, or show a sample of an exported file, and wait for the result. */
 async function draw(ctx, strokes, sample) {
@@ -66,7 +91,7 @@ async function draw(ctx, strokes, sample) {
 /** Start the tour at its first step. */
 export function startTour(ctx) {
   document.querySelector(".tour")?.remove();
-  const steps = ctx.backend.isFile ? STEPS.filter(([, heading]) => FILE_TEXTS[heading] !== null) : STEPS;
+  const steps = STEPS.filter((step) => textOf(ctx, step) !== null);
   const title = h("h2", { id: "tour-title" });
   const body = h("p", {});
   const count = h("span", { class: "count" });
@@ -84,9 +109,9 @@ export function startTour(ctx) {
   root.addEventListener("keydown", (event) => event.key === "Escape" && end());
   async function show(step) {
     index = step;
-    const [panel, heading, content, action] = steps[step];
+    const [panel, heading, , action] = steps[step];
     title.textContent = heading;
-    body.textContent = (ctx.backend.isFile && FILE_TEXTS[heading]) || content;
+    body.textContent = textOf(ctx, steps[step]);
     count.textContent = `${step + 1} of ${steps.length}`;
     back.disabled = step === 0;
     next.textContent = step + 1 < steps.length ? "Next" : "Finish";
