@@ -98,6 +98,9 @@ def test_samples_iterations_and_statistics(browser: Any, address: str, runs: lis
         visit.page.wait_for_selector("#panel-stats .cell")
         counts = visit.value("[...document.querySelectorAll('#panel-stats .cell')].map((c) => Number(c.dataset.count))")
         assert sum(counts) == runs[0].n_samples
+        empty = "[...document.querySelectorAll('#panel-stats .cell[data-count=\"0\"] rect')]"
+        assert counts[0] == 0 or counts[11] == 0  # a class without correct predictions
+        assert set(visit.value(f"{empty}.map((cell) => cell.getAttribute('fill'))")) == {"var(--track)"}
 
 
 def test_dragging_coalesces_requests(browser: Any, address: str, runs: list[ExploredRun]) -> None:

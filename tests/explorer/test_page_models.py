@@ -92,8 +92,9 @@ def check_colour(browser: Any) -> None:
         target = int(run.model.probabilities(output.scores)[0].argmax())
         pose = output.capsules.pose.clone()
         pose[0, target, 0] += 0.1
+        assert run.capsules is not None
         with torch.no_grad():
-            decoded = run.model.decode(pose, torch.tensor([target])).flatten()
+            decoded = run.capsules.decode(pose, torch.tensor([target])).flatten()
         shown = torch.tensor(visit.value("Array.from(explorer.decoded[0])"))
         torch.testing.assert_close(shown, decoded, atol=1e-4, rtol=1e-4)
 

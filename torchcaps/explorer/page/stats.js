@@ -38,10 +38,11 @@ function confusion(ctx, run, counts) {
   const on = Math.max(1, ...counts.map((row, i) => row[i]));
   const cells = counts.flatMap((row, i) => row.map((count, j) => {
     const show = () => ctx.actions.showSamples({ true: i, predicted: j });
-    const strength = i === j ? (0.9 * count) / on : count ? 0.25 + (0.75 * count) / off : 0;
+    const strength = i === j ? (0.9 * count) / on : 0.25 + (0.75 * count) / off;
+    const color = i === j ? cssColor(MAPS.viridis, 0.1 + 0.35 * strength) : cssColor(MAPS.puor, 0.5 + strength / 2);
     const label = `label ${classes[i]}, predicted ${classes[j]}: ${count} images`;
     return withTip(s("g", { class: "cell", "data-count": count, ...(count ? selectable(`cell ${i} ${j}`, label, show) : {}) },
-      s("rect", { x: left + j * size, y: 18 + i * size, width: size - 1, height: size - 1, fill: i === j ? cssColor(MAPS.viridis, 0.1 + 0.35 * strength) : count ? cssColor(MAPS.puor, 0.5 + strength / 2) : "var(--track)" }),
+      s("rect", { x: left + j * size, y: 18 + i * size, width: size - 1, height: size - 1, fill: count ? color : "var(--track)" }),
       size >= 14 && count ? text(left + (j + 0.5) * size, 18 + (i + 0.62) * size, count, { "text-anchor": "middle", class: i === j || strength > 0.7 ? "on-dark" : "on-light", "font-size": Math.min(11, size / 2.4) }) : null), label);
   }));
   const labels = size < 9 ? [] : classes.map((name, i) => [
