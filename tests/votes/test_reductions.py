@@ -145,3 +145,24 @@ def test_shared_squared_deviations_have_their_own_gradient_mode() -> None:
     total = total + (mean.unsqueeze(1) * (values - scale.unsqueeze(1)) ** 2).sum()
     for a, b in zip(found, torch.autograd.grad(total, [values, mean, scale]), strict=True):
         torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("changed", ["mean", "votes"])
+def test_deviations_of_tensors_modified_in_place_are_new(changed: str, inference: bool) -> None:
+    """Stored votes reuse the deviations of the same means only if neither means nor votes were modified since."""
+    with torch.inference_mode(inference), torch.no_grad():
+        votes = DenseVotes(torch.randn(2, 3, 4, 5, dtype=torch.float64), Wiring(3))
+        coupling, scale = torch.rand(2, 3, 4, dtype=torch.float64), torch.rand(2, 4, 5, dtype=torch.float64)
+        mean, _ = votes.moments(coupling)
+        for _ in range(2):
+            (mean if changed == "mean" else votes.dense()).mul_(1.5)
+            square = (votes.dense() - mean.unsqueeze(-3)) ** 2
+            torch.testing.assert_close(votes.sqdist(mean, scale), (scale.unsqueeze(-3) * square).sum(-1))
+            torch.testing.assert_close(votes.sqsum(coupling, mean), (coupling.unsqueeze(-1) * square).sum(-3))
+
+
+def test_deviations_of_unmodified_means_are_computed_once() -> None:
+    votes = DenseVotes(torch.randn(2, 3, 4, 5), Wiring(3))
+    mean, _ = votes.moments(torch.rand(2, 3, 4))
+    assert votes._deviations(mean) is votes._deviations(mean)

@@ -77,7 +77,8 @@ class DenseVotes(Votes):
     def __init__(self, votes: Tensor, wiring: Wiring) -> None:
         super().__init__(wiring, tuple(votes.shape))
         self._votes = votes
-        self._recent: tuple[Tensor, Tensor] | None = None  # means, and the deviations from them without gradient
+        # Means, their and the votes' versions, and the deviations without gradient.
+        self._recent: tuple[Tensor, tuple[int, int], Tensor] | None = None
 
     @classmethod
     def make(cls, pose: Tensor, weight: Tensor, bias: Tensor | None, rows: int, wiring: Wiring) -> Self:
@@ -119,7 +120,7 @@ class DenseVotes(Votes):
         if divisor is None:
             divisor = self._votes.new_ones(()).expand(*self.shape[:-3], self.shape[-2])
         mean, squares, deviations = MomentsStored.apply(self._votes, coupling.expand(self.shape[:-1]), divisor)
-        self._recent = mean, deviations
+        self._remember(mean, deviations)
         return mean, squares
 
     def attend_with_prior(self, query: Tensor, prior: Tensor) -> Attended:
@@ -137,10 +138,20 @@ class DenseVotes(Votes):
         """Return ``v_ij - mu_j`` without gradient, the same tensor as before if the means are.
 
         A routing with Gaussian parents asks twice: for the variance, and in the next iteration for the distances.
+        Tensors that were modified in place since, or may have been (inference mode), have new deviations.
         """
-        if self._recent is None or self._recent[0] is not mean:
-            self._recent = mean, self._votes.detach() - mean.detach().unsqueeze(-3)
-        return self._recent[1]
+        recent = self._recent
+        if recent is not None and recent[0] is mean and recent[1] == (mean._version, self._votes._version):
+            return recent[2]
+        deviations = self._votes.detach() - mean.detach().unsqueeze(-3)
+        self._remember(mean, deviations)
+        return deviations
+
+    def _remember(self, mean: Tensor, deviations: Tensor) -> None:
+        if mean.is_inference() or self._votes.is_inference():  # they don't count their versions
+            self._recent = None
+        else:
+            self._recent = mean, (mean._version, self._votes._version), deviations
 
     def mix(self, kernel: Tensor) -> Tensor:
         """Return ``Σ_md A_jimd v_mjd``."""
