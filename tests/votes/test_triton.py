@@ -4,6 +4,7 @@ Whether Triton interprets is decided when it is imported, so interpreted cases r
 environment variable TRITON_INTERPRET=1: `tests/votes/interpreted.py`, and the contract suite with its path "triton".
 """
 
+import functools
 import importlib.util
 import os
 import re
@@ -234,6 +235,55 @@ def test_torch_computes_without_triton(on_cpu: list[Launch], monkeypatch: pytest
     assert choose_path(True, layer.weight, 0, 1) is not VotePath.STREAMED_TRITON
     assert torch.isfinite(layer(torch.randn(2, 6, 4)).pose).all()
     assert on_cpu == []
+
+
+@pytest.fixture
+def emulated_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    """Let Triton find a GPU of compute capability 8.0 with an empty cache: it has to compile its launcher."""
+    from triton.backends.nvidia import driver as nvidia
+    from triton.runtime import driver
+
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    monkeypatch.setattr(nvidia.CudaDriver, "is_active", staticmethod(lambda: True))
+    monkeypatch.setattr(nvidia, "library_dirs", lambda: [str(tmp_path)])
+    monkeypatch.setattr(driver, "_active", None)
+    monkeypatch.setattr(driver, "_default", None)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv(DISABLE_VARIABLE, raising=False)
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(support, "_is_usable", functools.cache(support._is_usable.__wrapped__))
+    monkeypatch.setattr(support, "_driver_starts", functools.cache(support._driver_starts.__wrapped__))
+    return torch.device("cuda")
+
+
+@needs_triton
+@pytest.mark.parametrize("compiler", [None, "/no/such/compiler", "/bin/false"])
+def test_torch_computes_without_a_c_compiler(
+    compiler: str | None,
+    emulated_gpu: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Triton compiles its launcher on first use; the reason of a failure is printed once."""
+    monkeypatch.setenv("PATH", "")
+    if compiler is not None:
+        monkeypatch.setenv("CC", compiler)
+    for _ in range(2):
+        assert not support.has_triton(emulated_gpu)
+    assert capsys.readouterr().err.count("falling back") == 1
+
+
+@needs_triton
+def test_kernels_are_usable_if_the_launcher_compiles(
+    emulated_gpu: torch.device, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from triton.backends.nvidia import driver as nvidia
+
+    monkeypatch.setattr(nvidia, "CudaUtils", object)
+    monkeypatch.setenv("CC", "cc")
+    assert support.has_triton(emulated_gpu)
+    assert capsys.readouterr().err == ""
 
 
 def test_the_package_imports_triton_only_to_run_a_kernel() -> None:

@@ -4,6 +4,8 @@ import functools
 import importlib.util
 import math
 import os
+import shutil
+import sys
 
 import torch
 from torch import Tensor
@@ -44,7 +46,34 @@ def _is_usable(device: torch.device) -> bool:
         return False
     if device.type != "cuda":
         return True
-    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= MIN_CAPABILITY
+    if torch.version.hip is not None or torch.cuda.get_device_capability(device) < MIN_CAPABILITY:
+        return False
+    return _driver_starts()
+
+
+@functools.cache
+def _driver_starts() -> bool:
+    """Return whether Triton can launch kernels; print the reason if not.
+
+    On first use Triton compiles its launcher, a C module, which requires a C compiler and Python's headers. Some
+    versions compile another one for each kernel, so that a compiler is required even if the first one is cached.
+    """
+    try:
+        if not os.environ.get("CC") and shutil.which("gcc") is None and shutil.which("clang") is None:
+            raise RuntimeError("no C compiler (gcc or clang) was found")
+        from triton.runtime import driver  # optional dependency
+
+        _ = driver.active.utils  # type: ignore[attr-defined]
+    except Exception as error:  # of many kinds: no compiler, no headers, no driver
+        reason = (str(error).splitlines() or [""])[0] or type(error).__name__
+        print(
+            f"torchcaps: Triton can't start the GPU kernels, falling back to slower torch code: {reason}; install a C "
+            f"compiler and Python's headers (or set CC), or set {DISABLE_VARIABLE}=0 to hide this note",
+            file=sys.stderr,
+            flush=True,
+        )
+        return False
+    return True
 
 
 def triton_supports(
