@@ -53,8 +53,7 @@ def exp_squash(pose: Tensor) -> Tensor:
     tensor(0.9933)
     """
     norm = length(pose).unsqueeze(-1)
-    # At zero the ratio is 0/0 with limit 1; the inner `where` keeps NaN out of the gradient as well. The inverse of a
-    # subnormal norm would overflow; the ratio is 1 up to rounding there, too.
-    normal = norm >= torch.finfo(norm.dtype).tiny
-    safe = torch.where(normal, norm, 1)
-    return torch.where(normal, -torch.expm1(-safe) / safe, 1) * pose
+    # At zero the ratio is 0/0 with limit 1, and the inverse of a subnormal norm would overflow: the ratio is 1 up to
+    # rounding for all norms up to the least normal number, which replaces them and lets no gradient through.
+    safe = norm.clamp_min(torch.finfo(norm.dtype).tiny)
+    return -torch.expm1(-safe) / safe * pose
