@@ -87,7 +87,7 @@ def test_memory_of_a_training_that_a_file_asks_for_is_limited(crafted: Path, mon
     assert Path("trusted/results.json").exists()
     change_model(crafted, width=10**9)
     for command in ((*config, "other"), ("train", "--resume", "run")):
-        assert "this machine has" in usage_error(*command)
+        assert "this process may use" in usage_error(*command)
 
 
 def test_exhausted_memory_is_one_sentence(

@@ -6,6 +6,7 @@ import os
 import platform
 import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ from torchcaps._core.version import __version__
 __all__ = [
     "available_cores",
     "describe_machine",
+    "memory_limit",
     "native_bfloat16",
-    "physical_memory",
     "processor_features",
     "record_header",
     "search_path_variables",
@@ -29,6 +30,8 @@ BFLOAT16_FEATURES = {
     "bf16": "BF16",
 }  # in /proc/cpuinfo; the last on ARM
 UNKNOWN_MEMORY = 2**34  # assumed if the system does not tell
+CGROUP_MEMBERSHIP = Path("/proc/self/cgroup")
+CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 
 def available_cores() -> int:
@@ -46,12 +49,39 @@ def search_path_variables() -> dict[str, str]:
     return {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
 
 
-def physical_memory() -> int:
-    """Return the memory of this machine in bytes; 16 GiB if the system does not tell."""
+def memory_limit() -> int:
+    """Return the memory in bytes that this process may use: of the machine, or less if a cgroup limits it.
+
+    Containers and batch systems limit memory by control groups (cgroups, versions 1 and 2). A system that does not tell
+    its memory is assumed to have 16 GiB.
+    """
     try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        n_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):  # Windows has no sysconf
-        return UNKNOWN_MEMORY
+        n_bytes = UNKNOWN_MEMORY
+    return min([n_bytes, *_cgroup_limits()])
+
+
+def _cgroup_limits() -> Iterator[int]:
+    """Yield the memory limits of the control groups of this process and of all groups that contain them."""
+    try:
+        lines = CGROUP_MEMBERSHIP.read_text().splitlines()
+    except (OSError, ValueError):  # only Linux has control groups
+        return
+    for line in lines:  # "0::/user.slice" in version 2, "4:memory:/docker/ID" in version 1
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        name = "memory.limit_in_bytes" if controllers else "memory.max"
+        mount = CGROUP_ROOT / "memory" if controllers else CGROUP_ROOT
+        group = mount / path.lstrip("/")
+        # In a container, the path may be that of the host: the groups that don't exist are skipped.
+        for directory in (group, *group.parents):
+            if not directory.is_relative_to(mount):
+                break
+            with contextlib.suppress(OSError, ValueError):  # ValueError: "max" is no limit
+                yield int((directory / name).read_text())
 
 
 def processor_features() -> str:

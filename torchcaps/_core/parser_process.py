@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchcaps._core.machine import memory_limit
 from torchcaps._core.optional import import_optional
 
 __all__ = ["NUMERIC_KINDS", "ParserError", "as_tensor", "parse_arrays"]
@@ -40,14 +41,15 @@ def parse_arrays(
         script: parser, see `torchcaps._core.parser_server`.
         path: the file.
         variables: names of the arrays, if the parser needs them.
-        max_bytes: address space of the child process.
+        max_bytes: address space of the child process; at most the memory that this process may use.
         timeout_s: time after which it is ended.
 
     Raises:
         ParserError: if the file can't be parsed within the limits.
     """
     with _lock:
-        return _get_process(script).read(path, None if variables is None else list(variables), max_bytes, timeout_s)
+        names = None if variables is None else list(variables)
+        return _get_process(script).read(path, names, min(max_bytes, memory_limit()), timeout_s)
 
 
 def as_tensor(array: Any) -> Tensor | None:

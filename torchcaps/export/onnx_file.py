@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps._core.files import write_atomic
-from torchcaps._core.machine import physical_memory
+from torchcaps._core.machine import memory_limit
 from torchcaps._core.optional import import_optional
 from torchcaps.capsules import Capsules
 from torchcaps.data.transforms import Transform
@@ -70,8 +70,8 @@ class OnnxSession:
     Args:
         content: the file.
         num_threads: number of CPU threads; default: as many as torch uses.
-        limit_memory: raise an error instead of taking more than half of the machine's memory: a graph can compute the
-            sizes of its tensors from the image.
+        limit_memory: raise an error instead of taking more than half of the memory that this process may use: a
+            graph can compute the sizes of its tensors from the image.
     """
 
     def __init__(self, content: bytes, num_threads: int | None = None, limit_memory: bool = False) -> None:
@@ -99,7 +99,7 @@ class OnnxSession:
 def _register_limited_arena(runtime: Any) -> None:
     """Register the allocator of sessions with limited memory, once per process."""
     kind, memory = runtime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, runtime.OrtMemType.DEFAULT
-    settings = (physical_memory() // 2, 1, -1, -1)  # extended by the requested size; the rest by default
+    settings = (memory_limit() // 2, 1, -1, -1)  # extended by the requested size; the rest by default
     device = runtime.OrtMemoryInfo("Cpu", kind, 0, memory)
     with contextlib.suppress(RuntimeError):  # the application has registered its own
         runtime.create_and_register_allocator(device, runtime.OrtArenaCfg(*settings))

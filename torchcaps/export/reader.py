@@ -226,5 +226,5 @@ def _start(content: bytes, num_threads: int | None) -> OnnxSession:
 
 def _shorten(error: Exception) -> str:
     if "Available memory of" in str(error):  # of the arena
-        return "it needs more than half of the machine's memory"
+        return "it needs more than half of the memory that this process may use"
     return " ".join(str(error).split())[:200] or type(error).__name__

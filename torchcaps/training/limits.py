@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchcaps._core.machine import physical_memory
+from torchcaps._core.machine import memory_limit
 from torchcaps.models import Network, create_model
 from torchcaps.models.registry import find_model
 from torchcaps.profiling.memory import forward_memory
@@ -53,7 +53,7 @@ def build_model_on_meta(name: str, **options: Any) -> Network:
         with _limited_parts(), torch.device("meta"):
             model = create_model(name, **options)
     except Exception as error:  # arbitrary sizes raise many types
-        raise CheckpointError(f"the model of its run can't be built: {' '.join(str(error).split())}") from error
+        raise CheckpointError(f"its model can't be built: {' '.join(str(error).split())}") from error
     for module in model.modules():
         _check_iterations(getattr(module, "routing", None))
     return model.eval()
@@ -64,17 +64,17 @@ def check_training(spec: RunSpec) -> Network | None:
 
     Raises:
         CheckpointError: as `build_on_meta`, or if the weights with their gradients and optimizer states need more
-            memory than the machine has, or a forward pass of one image more than `MAX_IMAGE_BYTES`.
+            memory than this process may use, or a forward pass of one image more than `MAX_IMAGE_BYTES`.
     """
     model = build_on_meta(spec)
     if model is None:
         return None
     n_bytes = sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers()))
-    needed, available = (2 + spec.recipe.optimizer.n_states) * n_bytes, physical_memory()
+    needed, available = (2 + spec.recipe.optimizer.n_states) * n_bytes, memory_limit()
     if needed > available:
         raise CheckpointError(
             f"training its model needs {needed / 2**30:,.1f} GiB for weights, gradients and optimizer states: "
-            f"this machine has {available / 2**30:,.1f} GiB"
+            f"this process may use {available / 2**30:,.1f} GiB"
         )
     limit_batch_size(model, 1)
     return model
@@ -141,7 +141,7 @@ def limit_batch_size(model: Network, batch_size: int) -> int:
         if one <= MAX_IMAGE_BYTES and batch_size > 1:
             many = forward_memory(model, batch_size)
     except Exception as error:  # arbitrary sizes raise many types
-        raise CheckpointError(f"the model of its run can't be evaluated: {' '.join(str(error).split())}") from error
+        raise CheckpointError(f"its model can't be evaluated: {' '.join(str(error).split())}") from error
     if one > MAX_IMAGE_BYTES:
         raise CheckpointError(
             f"its model needs {one / 2**30:,.1f} GiB of memory per image: "
