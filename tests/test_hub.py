@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,8 @@ def test_round_trip(saved: tuple[Network, Path]) -> None:
         {"model": None},
         {"classes": ["a"]},
         {"classes": [1, 2, 3]},
+        {"classes": ["a", "b", "\ud800"]},
+        {"fields": {"image": [1, 3, 3]}},
         {"fields": {"width": 10**9}},
         {"fields": {"nonexistent": 1}},
         {"fields": {"routing": {"class_path": "os.system", "init_args": {}}}},
@@ -66,6 +69,7 @@ def test_invalid_configs_are_rejected(change: dict[str, Any], saved: tuple[Netwo
     with pytest.raises(ValueError) as raised:  # noqa: PT011
         HubModel.from_pretrained(str(saved[1]))
     assert "\n" not in str(raised.value)
+    assert not re.search(r"\brun\b", str(raised.value).replace(str(saved[1]), ""))  # a model directory is not a run
 
 
 def test_damaged_files_are_rejected(saved: tuple[Network, Path]) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torchcaps._core.files import check_regular_file, reason_of, write_atomic
 from torchcaps._core.optional import import_optional
 from torchcaps._core.serialize import from_plain, to_plain
+from torchcaps._core.validation import is_unicode
 from torchcaps._core.version import __version__
 from torchcaps.models import MODELS, Network, Output, create_model
 from torchcaps.training.checkpoint import Checkpoint
@@ -160,7 +161,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     for key, kind in kinds.items():
         if not isinstance(config, dict) or not isinstance(config.get(key), kind):
             raise HubError(f"{path} must contain {key!r}, as HubModel.save_pretrained writes it")
-    if not all(isinstance(name, str) for name in config["classes"]):
+    if not all(isinstance(name, str) and is_unicode(name) for name in config["classes"]):
         raise HubError(f"{path} must contain the names of the classes as strings")
     return config
 

@@ -22,6 +22,21 @@ def test_figure_files_are_reproducible(tmp_path: Path, suffix: str) -> None:
     assert files[0] == files[1]
 
 
+@pytest.mark.parametrize("name", ["$\\frac{$", "$a_b$", "100 $"])
+def test_dollar_signs_are_drawn_as_they_are(name: str, tmp_path: Path) -> None:
+    """In notation of matplotlib they start formulas, so that names of classes could be invalid."""
+    figure = new_figure(2, 2)
+    axes = figure.subplots()
+    axes.plot([1, 2], [3, 4], label=name)
+    axes.set_title(name)
+    axes.set_xticks([1, 2], [name, "other"])
+    axes.set_yscale("log")  # its labels are formulas
+    axes.legend()
+    save_figure(figure, tmp_path / "figure.svg")
+    assert {text.get_parse_math() for text in axes.get_xticklabels()} == {False}
+    assert all(text.get_parse_math() for text in axes.get_yticklabels())
+
+
 def test_as_rgb_repeats_grey_and_joins_stereo_pairs() -> None:
     grey = torch.tensor([[[0, 255]]], dtype=torch.uint8)
     torch.testing.assert_close(as_rgb(grey), torch.tensor([[[0.0, 1.0]]]).expand(3, 1, 2))

@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 
 from tests.data.helpers import assert_bit_equal, write_image, write_png_header
+from torchcaps.cli import main
 from torchcaps.data import DataError, Folder, ImageSet, Loader, create_dataset, images
 
 
@@ -408,3 +409,32 @@ def test_a_directory_above_the_classes_is_named_in_the_error(folder: Path) -> No
     inner = str(folder)
     with pytest.raises(DataError, match=re.escape(inner)):
         load(folder.parent, cache=False)
+
+
+def test_memory_of_all_images_is_limited(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The format of the images can come from the run of a stranger."""
+    n_bytes = load(folder, "all", cache=False).images.numel()
+    monkeypatch.setattr(images, "memory_limit", lambda: 2 * n_bytes)
+    assert len(load(folder, "all", cache=False)) == 33
+    monkeypatch.setattr(images, "memory_limit", lambda: 2 * n_bytes - 2)
+    with pytest.raises(DataError, match="33 images of 3x25x25 need"):
+        load(folder, "all", cache=False)
+
+
+def test_names_that_are_not_utf8_are_rejected(folder: Path) -> None:
+    """Figures and files of results could not contain them."""
+    os.rename(folder / "dog", os.fsencode(folder) + b"/dog\xff")
+    with pytest.raises(DataError, match="not valid UTF-8"):
+        load(folder)
+
+
+def test_control_characters_in_names_are_escaped(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "dog").rename(folder / "dog\x1b[31m")
+    (folder / "cat" / "0\x1b[32m.png").write_bytes(b"not an image")
+    before = warnings.showwarning
+    main(["data", "check", str(folder), "--split", "all"])
+    output = capsys.readouterr()
+    assert "dog\\x1b" in output.out
+    assert "0\\x1b" in output.err
+    assert "\x1b" not in output.out + output.err
+    assert warnings.showwarning is before

@@ -1,6 +1,8 @@
 """Exported files as input: predictions, evaluation, and rejection of hostile files."""
 
+import dataclasses
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,6 +20,7 @@ from tests.cli.commands import run_command, usage_error
 from tests.fuzz.exports import make_graph
 from torchcaps import nn
 from torchcaps.data import create_dataset
+from torchcaps.data.images import ImageFormat, read_image
 from torchcaps.export import (
     ExportFormatError,
     OnnxModel,
@@ -29,7 +32,7 @@ from torchcaps.export import (
     validate_onnx,
 )
 from torchcaps.export import reader as reader_module
-from torchcaps.training import load_run
+from torchcaps.training import load_run, prediction
 from torchcaps.training.inference import evaluate_runs
 from torchcaps.training.prediction import predict
 
@@ -189,6 +192,7 @@ HOSTILE = [
     *(nested_graph, huge_constant, overflowing_constant, negative_size, huge_result, no_metadata, renamed_output),
     set_metadata("classes", '["a"]'),
     set_metadata("classes", "[" * 5000),
+    set_metadata("classes", json.dumps(["\ud800", *"bcdefghij"])),  # no font can draw a lone surrogate
     set_metadata("classes", json.dumps(["x" * 1001] * 10)),
     set_metadata("image", "[1, 65536, 65536]"),
     set_metadata("image", "[1, 28, true]"),
@@ -244,6 +248,37 @@ def test_graphs_that_fail_in_onnxruntime_are_one_sentence(
     assert capsys.readouterr().out == ""
 
 
+def test_images_of_any_size_are_not_enlarged(tmp_path: Path, digit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Digits are located at ten times the size of the network's input, which a file can choose."""
+    model, path = make_graph(), tmp_path / "model.onnx"
+    set_metadata("image", "[1, 3000, 3000]")(model)
+    set_metadata("data", '"mnist"')(model)
+    path.write_bytes(model.SerializeToString())
+    sizes: list[int] = []
+
+    def read(path: Path, image_format: ImageFormat, *arguments: str) -> torch.Tensor:
+        sizes.append(math.prod(image_format.size))
+        return read_image(path, dataclasses.replace(image_format, size=(30, 30)), *arguments).repeat(1, 100, 100)
+
+    monkeypatch.setattr(prediction, "read_image", read)
+    pixels, _ = prediction.load_image(load_onnx(path), digit)
+    assert pixels.shape == (1, 3000, 3000)
+    assert max(sizes) == 3000**2
+
+
+def test_output_of_predict_is_escaped(tmp_path: Path, digit: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Names in the file, and names of image files, must not control the terminal."""
+    model, path = make_graph(), tmp_path / "model.onnx"
+    set_metadata("classes", json.dumps(["a\x1b[31m", "$\\frac{$", "c\u202e"]))(model)
+    path.write_bytes(model.SerializeToString())
+    image = tmp_path / "\x1b[32m.png"
+    image.write_bytes(digit.read_bytes())
+    for flags in ([], ["--csv"], ["--json"]):
+        text = run_command(capsys, "predict", str(path), str(image), "--out", str(tmp_path / "out"), *flags)
+        assert all(character.isprintable() or character == "\n" for character in text)
+    assert len(list((tmp_path / "out").glob("*.png"))) == 1
+
+
 def test_memory_of_sizes_that_a_graph_computes_is_limited(tmp_path: Path) -> None:
     """The size of a tensor, 4 TiB, follows from the image, so that it is not known before the graph runs."""
     model, path = make_graph(), tmp_path / "model.onnx"
@@ -260,7 +295,7 @@ def test_memory_of_sizes_that_a_graph_computes_is_limited(tmp_path: Path) -> Non
     path.write_bytes(model.SerializeToString())
     network = load_onnx(path).model
     assert network(torch.zeros(1, *network.spec.image)).scores.shape == (1, network.spec.classes)
-    with pytest.raises(ExportFormatError, match="half of the machine's memory"):
+    with pytest.raises(ExportFormatError, match="half of the memory"):
         network(torch.ones(1, *network.spec.image))
 
 

@@ -48,6 +48,7 @@ STATES: dict[str, tuple[dict[str, Any], tuple[Callable[[Path], object], ...]]] =
     "no classes": ({"classes": None}, (load_run,)),
     "classes are a number": ({"classes": 5}, (load_run,)),
     "class names are numbers": ({"classes": list(range(10))}, (load_run,)),
+    "class names with a lone surrogate": ({"classes": [*NAMES[:9], "\ud800"]}, (load_run,)),
     "too few classes": ({"classes": NAMES[:9]}, (load_run,)),
     "too many classes": ({"classes": [*NAMES, "10"]}, (load_run,)),
     "config is a list": ({"config": []}, (load_run, resume)),

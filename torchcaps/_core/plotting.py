@@ -68,6 +68,19 @@ def show_image(axes: Any, image: Tensor) -> None:
     axes.set_axis_off()
 
 
+def _show_dollar_signs(figure: Any) -> None:
+    """Draw all text as it is: dollar signs in class names would start mathematical notation, which can be invalid.
+
+    The labels of logarithmic axes are mathematical notation.
+    """
+    text_class = import_optional("matplotlib.text", "drawing").Text
+    axes = [axis for each in figure.axes for axis in (each.xaxis, each.yaxis) if axis.get_scale() == "log"]
+    formulas = {id(label) for axis in axes for label in axis.get_ticklabels(which="both")}
+    for text in figure.findobj(text_class):
+        if id(text) not in formulas:
+            text.set_parse_math(False)
+
+
 def save_figure(figure: Any, out: Path | str, error: Callable[[str], Exception] = ValueError) -> None:
     """Write a figure atomically; the suffix selects the format (.png, .svg or .pdf).
 
@@ -84,6 +97,7 @@ def save_figure(figure: Any, out: Path | str, error: Callable[[str], Exception] 
                 # No dates and no random ids: an unchanged figure is an unchanged file.
                 undated: dict[str, Any] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
                 with import_optional("matplotlib", "figures").rc_context({"svg.hashsalt": "torchcaps"}):
+                    _show_dollar_signs(figure)
                     figure.savefig(staging / out.name, metadata=undated.get(out.suffix.lower()))
             os.replace(staging / out.name, out)
     except OSError as problem:

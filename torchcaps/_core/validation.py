@@ -26,6 +26,8 @@ __all__ = [
     "check_no_nan",
     "check_non_negative",
     "check_range",
+    "escape_control",
+    "is_unicode",
     "join_quoted",
     "type_hints",
 ]
@@ -121,6 +123,28 @@ def check_field_names(
             expected = join_quoted(known, "and") if known else "none"
             hint = f"use {synonyms[name]}; " if synonyms and name in synonyms else ""
             raise ValueError(f"{owner or cls.__name__} has no field {name!r}: {hint}its fields are {expected}")
+
+
+def escape_control(text: str) -> str:
+    """Return a text with control and formatting characters escaped: names from files must not control the terminal.
+
+    >>> escape_control("red \\x1b[31m, line\\nbreak")
+    'red \\\\x1b[31m, line\\\\nbreak'
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def is_unicode(text: str) -> bool:
+    """Return whether a text has no lone surrogates, which JSON and names of files can contain but no font can draw.
+
+    >>> is_unicode("caf\u00e9"), is_unicode("\\ud800")
+    (True, False)
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def join_quoted(names: Iterable[Any], conjunction: str = "or") -> str:

@@ -4,19 +4,23 @@ import os
 import sys
 import textwrap
 from enum import IntEnum
-from typing import Any
+from typing import Any, NoReturn
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from torchcaps._core.validation import escape_control
+
 __all__ = [
     "ExitCode",
     "escape_control",
     "exit_code_of",
+    "exit_with_failure",
     "percent",
     "print_table",
     "print_text",
+    "print_warning",
     "start_table",
     "terminal_width",
 ]
@@ -40,6 +44,12 @@ def exit_code_of(error: BaseException) -> ExitCode:
     return ExitCode.FAILURE if isinstance(error, OSError) else ExitCode.USAGE
 
 
+def exit_with_failure(error: Exception) -> NoReturn:
+    """Print an error as one line and exit with `ExitCode.FAILURE`."""
+    print(f"torchcaps: {escape_control(' '.join(str(error).split()))}", file=sys.stderr)
+    sys.exit(ExitCode.FAILURE)
+
+
 class _EscapedTable(Table):
     """A table whose cells can't control the terminal."""
 
@@ -60,15 +70,6 @@ def start_table(*headings: str, right: tuple[str, ...] = ()) -> Table:
         justify = "right" if heading in right else "left"
         table.add_column(heading, justify=justify, no_wrap=heading in right or index == 0, overflow="fold")
     return table
-
-
-def escape_control(text: str) -> str:
-    """Return a text with control and formatting characters escaped: names from files must not control the terminal.
-
-    >>> escape_control("red \\x1b[31m, line\\nbreak")
-    'red \\\\x1b[31m, line\\\\nbreak'
-    """
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def terminal_width() -> int | None:
@@ -101,6 +102,11 @@ def print_text(text: str, indent: str = "") -> None:
     """
     width = terminal_width()
     print(text if width is None else _wrap(text, width, indent))
+
+
+def print_warning(message: object, *_: object) -> None:
+    """Print a warning as one line on standard error; for ``warnings.showwarning``."""
+    print(f"torchcaps: {escape_control(' '.join(str(message).split()))}", file=sys.stderr)
 
 
 def _wrap(text: str, width: int, indent: str) -> str:

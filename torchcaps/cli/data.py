@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 from torchcaps._core.registry import check_name
 from torchcaps._core.validation import join_quoted
 from torchcaps.cli.command_line import NO_VALUE, append_working_directory
-from torchcaps.cli.console import print_table, start_table
+from torchcaps.cli.console import escape_control, print_table, print_warning, start_table
 from torchcaps.cli.parser import Parser, add_fields
 from torchcaps.data import (
     DataError,
@@ -77,7 +76,7 @@ def data_command(arguments: list[str]) -> None:
         print(HELP, end="")
         return
     with warnings.catch_warnings(action="always", category=UserWarning):
-        warnings.showwarning = lambda message, *_: print(f"torchcaps: {message}", file=sys.stderr)
+        warnings.showwarning = print_warning
         commands[check_name(arguments[0], commands, "command of 'torchcaps data'")](arguments[1:])
 
 
@@ -267,7 +266,8 @@ def _print_report(split: str, report: dict[str, Any]) -> None:
         sample = "" if n_sampled == n_images else f" (random sample of {n_sampled:,})"
         mean, std = (", ".join(f"{x:.4f}" for x in statistics[key]) for key in ("mean", "std"))
         print(f"{n_images:,} images, mean {mean}, standard deviation {std}{sample}")
-        counts = [f"{name} {n:,}" for name, n in zip(report["classes"], statistics["class_counts"], strict=True)]
+        names = map(escape_control, report["classes"])
+        counts = [f"{name} {n:,}" for name, n in zip(names, statistics["class_counts"], strict=True)]
         more = f"; ... ({len(counts)} classes)" if len(counts) > MAX_CLASSES_SHOWN else ""
         print(f"images per class: {'; '.join(counts[:MAX_CLASSES_SHOWN])}{more}\n")
 
@@ -301,4 +301,4 @@ def _sample(arguments: list[str]) -> None:
             training_set = dataset if train else create_dataset(flags.name, "train", flags.data_dir, **options)
             pipeline = pipeline.fit(training_set)
     draw_grid(dataset, Path(flags.out), pipeline, flags.augmentation or "", flags.page, train)
-    print(f"{flags.out}: {dataset!r}".replace("<", "").rstrip(">"))
+    print(escape_control(f"{flags.out}: {dataset!r}".replace("<", "").rstrip(">")))

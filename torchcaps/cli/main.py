@@ -82,7 +82,7 @@ def main(arguments: list[str] | None = None) -> None:
     if arguments is None:
         arguments = sys.argv[1:]
         os.environ["PYTHONSAFEPATH"] = "1"  # Python processes that libraries start don't search the current directory
-        warnings.showwarning = lambda message, *_: print(f"torchcaps: {message}", file=sys.stderr)
+        warnings.showwarning = _show_warning
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_wrapped_help(), end="")
         return
@@ -133,6 +133,12 @@ def _check_command(name: str) -> str:
     from torchcaps._core.registry import check_name
 
     return check_name(name, COMMANDS, "command", max_shown=len(COMMANDS))
+
+
+def _show_warning(message: object, *_: object) -> None:
+    from torchcaps.cli.console import print_warning
+
+    print_warning(message)
 
 
 def _exit(message: str, code: int) -> NoReturn:

@@ -171,7 +171,7 @@ def _print_prediction(run: TrainedRun, prediction: Prediction, files: list[Path]
         bar = "█" * round(BAR_WIDTH * min(1.0, max(0.0, score)))
         print(f"  {name:>{width}} {score:6.3f} {bar}")
     if files:
-        print(f"  {', '.join(map(str, files))}")
+        print(escape_control(f"  {', '.join(map(str, files))}"))
 
 
 def _print_rows(
@@ -198,14 +198,19 @@ def _label_and_score(run: TrainedRun, prediction: Prediction) -> tuple[str, str]
 
 
 def _print_csv(run: TrainedRun, rows: list[tuple[str, Prediction | DataError]]) -> None:
-    """Print one line per image, in the given order; failures have an error instead of label and scores."""
+    """Print one line per image, in the given order; failures have an error instead of label and scores.
+
+    Control characters are escaped, as in all output but JSON.
+    """
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(["image", "label", "score", *(f"score:{name}" for name in run.classes), "error"])
+    names = [escape_control(name) for name in run.classes]
+    writer.writerow(["image", "label", "score", *(f"score:{name}" for name in names), "error"])
     for path, row in rows:
         if isinstance(row, Prediction):
-            writer.writerow([path, *_label_and_score(run, row), *(f"{score:.6f}" for score in row.scores), ""])
+            texts = map(escape_control, (path, *_label_and_score(run, row)))
+            writer.writerow([*texts, *(f"{score:.6f}" for score in row.scores), ""])
         else:
-            writer.writerow([path, "", "", *("" for _ in run.classes), str(row)])
+            writer.writerow([escape_control(path), "", "", *("" for _ in names), escape_control(str(row))])
 
 
 def _to_json(

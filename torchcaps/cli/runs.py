@@ -20,6 +20,7 @@ from torchcaps.cli.console import (
     percent,
     print_table,
     print_text,
+    print_warning,
     start_table,
 )
 from torchcaps.data import DataError
@@ -77,7 +78,7 @@ def run_training(
         sys.exit(launch_workers(["train", *arguments], spec.devices))
     is_main = process_rank() == 0
     exit_with_launcher()
-    warnings.showwarning = lambda message, *_: print(f"torchcaps: {message}", file=sys.stderr) if is_main else None
+    warnings.showwarning = print_warning if is_main else lambda *_: None
     compared = None
     try:
         result = run(output.console(is_main))
@@ -120,7 +121,7 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 def exit_on_error(work: Callable[[], object]) -> None:
     """Call a function in this process; if it raises, print one line and exit with an `ExitCode`."""
-    warnings.showwarning = lambda message, *_: print(f"torchcaps: {message}", file=sys.stderr)
+    warnings.showwarning = print_warning
     try:
         work()
     except RunInterrupted as interrupted:

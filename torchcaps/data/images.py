@@ -4,6 +4,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import statistics
 import threading
@@ -20,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from torchcaps._core.files import atomic_path
+from torchcaps._core.machine import memory_limit
 from torchcaps._core.optional import import_optional
 from torchcaps._core.progress import track
 from torchcaps.data.storage import DataError, cache_root
@@ -159,7 +161,15 @@ def _decode_all(
     paths: Sequence[Path], image_format: ImageFormat
 ) -> tuple[tuple[Tensor, Tensor], dict[Path, Exception]]:
     """Decode files in parallel; return the images, the indices of their files, and the errors of the other files."""
-    images = torch.empty(len(paths), image_format.channels, *image_format.size, dtype=torch.uint8)
+    shape = (image_format.channels, *image_format.size)
+    n_bytes, available = len(paths) * math.prod(shape), memory_limit() // 2  # half: unreadable files cause a copy
+    if n_bytes > available:  # a run from a stranger can expect images of any size
+        raise DataError(
+            f"folder: {len(paths):,} images of {'x'.join(map(str, shape))} need {n_bytes / 2**20:,.1f} MiB, more than "
+            f"half of the memory that this process may use, {available / 2**20:,.1f} MiB: use fewer images, or a "
+            "smaller --image-size"
+        )
+    images = torch.empty(len(paths), *shape, dtype=torch.uint8)
     failures: dict[Path, Exception] = {}
 
     def decode(index: int) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from torchcaps._core.validation import is_unicode
 from torchcaps._core.version import __version__
 from torchcaps.data import Pipeline, ScalePixels
 from torchcaps.data.geometry import CenterCrop
@@ -130,7 +131,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and len(value) <= 1000
+    return isinstance(value, str) and len(value) <= 1000 and is_unicode(value)
 
 
 _CHECKS = {

@@ -23,6 +23,7 @@ from torchcaps._core.files import (
     sync_file,
 )
 from torchcaps._core.optional import import_optional
+from torchcaps._core.validation import is_unicode
 from torchcaps.data import SubtractMeanImage
 from torchcaps.training.config import RunSpec
 from torchcaps.training.ema import EMA
@@ -95,7 +96,7 @@ class Checkpoint(NamedTuple):
     def class_names(self, count: int) -> tuple[str, ...]:
         """Return the names of the classes; raise `CheckpointError` if there are not ``count`` of them."""
         names = self.state.get("classes")
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        if not isinstance(names, list) or not all(isinstance(name, str) and is_unicode(name) for name in names):
             raise CheckpointError(f"its state has no valid class names: {_shorten(names)}")
         if len(names) != count:
             raise CheckpointError(f"its state has the names of {len(names)} classes; the model has {count}")

@@ -16,6 +16,7 @@ from typing import Any, TextIO
 
 from torchcaps._core.files import check_regular_file, reason_of, write_atomic
 from torchcaps._core.optional import import_optional
+from torchcaps._core.validation import escape_control
 from torchcaps.models import Network
 from torchcaps.profiling.memory import estimate_memory
 from torchcaps.training.config import RunSpec
@@ -160,6 +161,11 @@ class Expectation:
         return "" if self.epochs is None else f"/{self.epochs:.4g}"
 
 
+def _escape_lines(text: str) -> str:
+    """Return lines with control characters escaped: they can contain names of files and classes."""
+    return "\n".join(map(escape_control, text.split("\n")))
+
+
 class ConsoleLogger:
     """Progress of a run on standard output: a bar on a terminal, lines in pipes and files.
 
@@ -175,9 +181,10 @@ class ConsoleLogger:
         self._last_update = time.monotonic()
 
     def print(self, text: str) -> None:
-        """Print a line, above the bar if there is one."""
+        """Print lines, above the bar if there is one, with control characters escaped."""
         if not self.enabled:
             return
+        text = _escape_lines(text)
         try:
             if self._bar is not None:
                 self._bar.console.print(text, markup=False, highlight=False)
@@ -193,7 +200,7 @@ class ConsoleLogger:
         if self.enabled:
             self.print(text)
         else:
-            print(text, file=sys.stderr, flush=True)
+            print(_escape_lines(text), file=sys.stderr, flush=True)
 
     @contextlib.contextmanager
     def progress(self, total: int, completed: int) -> Iterator[None]:

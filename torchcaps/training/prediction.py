@@ -32,6 +32,7 @@ FRAME_FRACTION = 0.08  # width of the frame whose brightness tells paper from in
 PAPER_BRIGHTNESS = 0.6  # mean brightness of the frame above which it is paper
 MIN_CONFIDENT_SCORE = 0.5
 INK_SCALE = 10  # resolution at which ink is located, relative to the network's input
+MAX_INK_PIXELS = 2**22  # at that resolution; MNIST's images have 280x280
 CENTERED_DIGITS = ("digits", "mnist", "expanded-mnist", "affnist-style")  # data sets of bright digits on black
 OVERLAPPING_DIGITS = ("multimnist", "multimnist-official", "diverse-multimnist")
 SIZE_CHANGES = (0, 8, -12, 16, 4, -4, -8, 12, 24)  # by which the papers' pipelines crop or pad, in pixels
@@ -159,8 +160,13 @@ def _file_size(path: Path) -> tuple[int, int]:
 
 
 def _has_centered_digits(run: TrainedRun) -> bool:
-    """Return whether a run was trained on single digits as in MNIST: bright, on black, centred."""
-    return run.model.spec.image[0] == 1 and run.spec.recipe.data in CENTERED_DIGITS and run.model.n_objects == 1
+    """Return whether a run was trained on single digits as in MNIST: bright, on black, centred.
+
+    A file from a stranger can claim this for images of any size, which are not enlarged further.
+    """
+    channels, height, width = run.model.spec.image
+    is_small = INK_SCALE**2 * height * width <= MAX_INK_PIXELS
+    return is_small and channels == 1 and run.spec.recipe.data in CENTERED_DIGITS and run.model.n_objects == 1
 
 
 def unprocessed_shape(run: TrainedRun) -> tuple[int, int, int]:

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from torchcaps._core.validation import FieldError, check_range, join_quoted
+from torchcaps._core.validation import FieldError, check_range, is_unicode, join_quoted
 from torchcaps.data.base import Dataset, DataSpec, ImageSet, LoadRequest
 from torchcaps.data.images import (
     MAX_MEGAPIXELS,
@@ -106,6 +106,9 @@ class Folder(DataSpec):
             raise DataError(f"folder: {root} is not a directory: expected one with a subdirectory of images per class")
         train_files, split_files = self._find_files(root, request.split)
         classes = list(train_files)
+        for name in classes:
+            if not is_unicode(name):
+                raise DataError(f"folder: {root} has a directory whose name {name!r} is not valid UTF-8: rename it")
         files = [(path, index) for index, name in enumerate(classes) for path in split_files.get(name, [])]
         if not files:
             raise DataError(f"folder: {root} has too few images: its split {request.split!r} is empty")
