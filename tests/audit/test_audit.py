@@ -13,6 +13,7 @@ from tests.contract.cases import CASES, Case, over
 from tests.models.narrow import batch, narrow, sample_models
 from torchcaps import list_models
 from torchcaps.audit import AuditReport, AuditVerdict, Finding, audit
+from torchcaps.audit.probe import AuditArgumentError
 from torchcaps.cli import main
 from torchcaps.nn import ConvCapsules
 from torchcaps.routing import EM
@@ -46,6 +47,30 @@ def test_mistake_is_found_by_its_check_alone(name: str) -> None:
     finding = report[check]
     assert isinstance(finding, Finding)
     assert all((finding.tried, finding.result, finding.why))
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (torch.full((4,), 3), "not all be equal"),
+        (torch.tensor(3), "one row for each"),
+        (torch.arange(3), "one row for each"),
+        ([3, 1, 4, 5], "must be a tensor"),
+    ],
+)
+def test_labels_that_prove_nothing_are_rejected(labels: object, message: str) -> None:
+    """Exchanging equal labels changes nothing, so that a leak would not be found."""
+    network, _ = MISTAKES["labels in evaluation"]
+    with pytest.raises(AuditArgumentError, match=message):
+        audit(network(), images(), labels=labels)  # type: ignore[arg-type]
+
+
+def test_lazy_modules_must_be_called_first() -> None:
+    module = nn.Sequential(nn.Flatten(), nn.LazyLinear(3))
+    with pytest.raises(AuditArgumentError, match="lazy"):
+        audit(module, images())
+    module(images())
+    assert audit(module, images()).passed
 
 
 @pytest.mark.parametrize("correct", [True, False])

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from torchcaps.nn import CapsuleStack
@@ -69,10 +70,10 @@ class Probe:
             raise AuditArgumentError(
                 f"example_input must be a floating-point tensor with two images or more, got {got}"
             )
-        if labels is not None and len(labels) != len(example):
-            raise AuditArgumentError(
-                f"labels must have one row for each of the {len(example)} images, got {len(labels)}"
-            )
+        if labels is not None:
+            _check_labels(labels, len(example))
+        if any(is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers())):
+            raise AuditArgumentError("module has lazy parameters without a shape: call it once before the audit")
         try:
             self.module = copy.deepcopy(module).cpu()
             self.unused = copy.deepcopy(self.module)
@@ -134,6 +135,15 @@ class Probe:
         """Return the floating-point tensors of an output that have one row per image."""
         tensors = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
         return [tensor for tensor in tensors if tensor.dim() and len(tensor) == n_images]
+
+
+def _check_labels(labels: Any, n_images: int) -> None:
+    """Raise an AuditArgumentError for labels of another number, or that can't be exchanged for others."""
+    if not isinstance(labels, Tensor) or not labels.dim() or len(labels) != n_images:
+        got = list(labels.shape) if isinstance(labels, Tensor) else type(labels).__name__
+        raise AuditArgumentError(f"labels must be a tensor with one row for each of the {n_images} images, got {got}")
+    if bool((labels == labels[:1]).all()):
+        raise AuditArgumentError("labels must not all be equal: the audit exchanges them and compares the outputs")
 
 
 def _describe(value: Any) -> str:
