@@ -105,6 +105,26 @@ def test_other_orders_of_children_and_channels(tmp_path: Path) -> None:
         assert torch.equal(found[key], value), key
 
 
+def test_weights_of_keras_3_and_optimizer_states(tmp_path: Path) -> None:
+    weights = arrays()
+    expected = convert_keras(write_h5(tmp_path / "keras.h5", weights), IMAGE).state_dict()
+    renamed = {}
+    for name, array in weights.items():
+        layer, kind = name.rsplit("/", 1)
+        renamed[f"layers/{layer}/vars/{int('bias' in kind)}"] = array
+        renamed[f"optimizer/vars/{len(renamed)}"] = renamed[f"optimizer_weights/{name}"] = array
+    found = convert_keras(write_h5(tmp_path / "keras3.weights.h5", renamed), IMAGE).state_dict()
+    for key, value in expected.items():
+        assert torch.equal(found[key], value), key
+
+
+def test_weights_that_are_not_finite_are_rejected(tmp_path: Path) -> None:
+    weights = arrays()
+    weights["conv1/conv1/bias:0"][0] = np.nan
+    np.savez(tmp_path / "keras.npz", **weights)  # type: ignore[arg-type]
+    assert "conv1/conv1/bias:0 contains NaN" in usage_error("convert", str(tmp_path / "keras.npz"))
+
+
 def test_hostile_and_unsuitable_files(tmp_path: Path) -> None:
     outside = write_h5(tmp_path / "outside.h5", {"secret": np.ones(3, np.float32)})
     with h5py.File(tmp_path / "links.h5", "w") as file:
@@ -137,6 +157,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     encoder = {name: array for name, array in arrays().items() if not name.startswith("decoder")}  # a smaller graph
     np.savez(tmp_path / "keras.npz", **encoder)  # type: ignore[arg-type]
     out = tmp_path / "model.onnx"
+    assert "'mnist'" in usage_error("convert", str(tmp_path / "keras.npz"), "--data", "mnits", "--out", str(out))
     text = run_command(capsys, "convert", str(tmp_path / "keras.npz"), "--image", "1,12,12", "--out", str(out))
     assert str(out) in text
     assert out.exists()

@@ -3,8 +3,11 @@
 import json
 from typing import Literal
 
+from torchcaps._core.registry import check_name
+from torchcaps.cli.console import exit_with_failure
 from torchcaps.cli.parser import Parser
-from torchcaps.export import Metadata, convert_keras, to_onnx
+from torchcaps.data import list_datasets
+from torchcaps.export import Metadata, ParityError, convert_keras, to_onnx
 
 __all__ = ["convert_command"]
 
@@ -33,9 +36,14 @@ def convert_command(arguments: list[str]) -> None:
     parser.add_argument("--data", type=str, default="", help="name of the data set of the training, for evaluate")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options, _ = parser.parse(arguments)
+    if options.data:
+        check_name(options.data, list_datasets(), "data set")
     orders = {"child_order": options.child_order, "channel_order": options.channel_order}
     model = convert_keras(options.weights, tuple(options.image), **orders)
-    exported = to_onnx(model, options.out, metadata=Metadata.of(model, data=options.data))
+    try:
+        exported = to_onnx(model, options.out, metadata=Metadata.of(model, data=options.data))
+    except ParityError as error:
+        exit_with_failure(error)
     report = {"file": str(exported.path), "bytes": exported.n_bytes, "parameters": model.n_parameters}
     report["largest_difference"] = exported.parity.difference
     if options.json:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from torchcaps.cli.command_line import CommandLine
-from torchcaps.cli.console import escape_control, percent, print_table, start_table
+from torchcaps.cli.console import escape_control, exit_with_failure, percent, print_table, start_table
 from torchcaps.cli.options import (
     add_data_flags,
     add_run_flags,
@@ -16,7 +16,7 @@ from torchcaps.cli.options import (
 )
 from torchcaps.cli.parser import Parser
 from torchcaps.data import Dataset
-from torchcaps.export import Exported, export_run, load_onnx, quantize_onnx
+from torchcaps.export import Exported, ParityError, export_run, load_onnx, quantize_onnx
 from torchcaps.training.inference import TrainedRun, evaluate_runs
 from torchcaps.training.setup import limit_images
 
@@ -59,15 +59,11 @@ def export_command(arguments: list[str]) -> None:
     set_num_threads(options)
     (run,) = load_runs([options.run], options, options.weights)
     dataset = open_dataset(run, options)
-    exported = export_run(
-        run,
-        options.out,
-        options.format,
-        dataset=dataset,
-        trace=options.trace,
-        plain=options.plain,
-        decoder=options.decoder,
-    )
+    settings = {"trace": options.trace, "plain": options.plain, "decoder": options.decoder}
+    try:
+        exported = export_run(run, options.out, options.format, dataset=dataset, **settings)
+    except ParityError as error:
+        exit_with_failure(error)
     rows = [_row(exported.path, exported.n_bytes)]
     if options.quantize:
         rows = _quantize(exported, options.quantize, limit_images(dataset, options.max_images))

@@ -19,6 +19,7 @@ SCRIPT = Path(__file__).with_name("keras_parser.py")
 MAX_BYTES = 2**30  # of an .npz file
 MAX_MEMORY_BYTES = 2**32  # of the process that parses an .h5 file
 PARSER_TIMEOUT_S = 300
+OPTIMIZER_GROUPS = ("optimizer", "optimizer_weights")  # moments have the shapes of the weights
 ChildOrder = Literal["position", "type"]
 
 
@@ -79,7 +80,8 @@ def convert_keras(
 
     Expected are two convolutions ``[k, k, in, out]`` with biases, the transforms ``[J, I, D, K]`` (leading axes of
     size 1 are removed), and optionally the dense layers of the decoder ``[in, out]`` with biases. Arrays are recognised
-    by their shapes, biases by the name of their kernel. All widths follow from the shapes.
+    by their shapes, biases by the name of their kernel or as the only other array of its group. States of the
+    optimizer are ignored. All widths follow from the shapes.
 
     Args:
         path: an .h5 or .npz file.
@@ -97,10 +99,12 @@ def convert_keras(
     >>> convert_keras("capsnet.npz")(torch.rand(2, 1, 28, 28)).scores.shape
     torch.Size([2, 10])
     """
-    arrays = read_arrays(path)
+    arrays = {name: x for name, x in read_arrays(path).items() if name.partition("/")[0] not in OPTIMIZER_GROUPS}
     for name, array in arrays.items():
         if not array.numel():
             raise ConversionError(f"{path}: {name[:100]} is an empty array {list(array.shape)}")
+        if not bool(torch.isfinite(array).all()):
+            raise ConversionError(f"{path}: {name[:100]} contains NaN or infinite values")
     kernels = {name: _squeeze(array) for name, array in arrays.items()}
     four = {name: array for name, array in kernels.items() if array.dim() == 4}
     conv1 = _single(path, "the first convolution [k, k, channels, width]", four, _is_kernel(image[0]))
@@ -165,11 +169,18 @@ def _single(path: Any, kind: str, arrays: dict[str, Tensor], fits: Any) -> tuple
 
 
 def _bias(path: Any, arrays: dict[str, Tensor], kernel: str, size: int) -> Tensor:
-    """Return the bias next to a kernel: the array in the same group whose name contains "bias"."""
+    """Return the bias next to a kernel: the array in the same group whose name contains "bias", or the only other.
+
+    Keras 3 stores the kernel of a layer as ``layers/NAME/vars/0`` and its bias as ``layers/NAME/vars/1``.
+    """
     group = kernel.replace("kernel", "bias").replace("weights", "biases")
     for name in (group, f"{kernel.rpartition('/')[0]}/bias", f"{kernel.rpartition('/')[0]}/bias:0"):
         if name in arrays and name != kernel and arrays[name].shape == (size,):
             return arrays[name]
+    parent = kernel.rpartition("/")[0]
+    others = [array for name, array in arrays.items() if name.rpartition("/")[0] == parent and name != kernel]
+    if parent and len(others) == 1 and others[0].shape == (size,):
+        return others[0]
     raise ConversionError(f"{path}: {kernel} has no bias of size {size}: expected an array {group}")
 
 

@@ -70,6 +70,8 @@ def check_parity(
             if name not in found or found[name].shape != value.shape:
                 shape = list(found[name].shape) if name in found else "missing"
                 raise ParityError(f"output {name!r} of the exported program is {shape}, expected {list(value.shape)}")
+            if not bool(torch.isfinite(value).all()):
+                raise ParityError(f"output {name!r} of the module is NaN or infinite: the file was not written")
             difference = (found[name].double() - value.double()).abs() / value.double().abs().clamp(min=1)
             largest = float(difference.max()) if difference.numel() else 0.0
             if not largest <= limit:  # also for NaN
