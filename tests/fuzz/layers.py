@@ -109,9 +109,8 @@ class Layers(Target):
         name = type(drawn.routing).name() if isinstance(drawn, LayerInput) else drawn
         if not isinstance(drawn, LayerInput):
             return Case(index, name, "unsupported", evaluations=0)
+        drawn.save(work / self.input / "input.pt")  # before: the process may crash
         outcome, message = evaluate_paths(drawn)
-        if outcome not in self.good:
-            drawn.save(work / self.input / "input.pt")
         return Case(index, name, outcome, f"{message}: {drawn}", BATCH * len(PATHS))
 
 
