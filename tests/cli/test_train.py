@@ -313,7 +313,7 @@ def test_evaluation_on_other_classes(capsys: pytest.CaptureFixture[str]) -> None
                 Image.new("L", (28, 28), 40 * n + 5 * index).save(f"{name}/{label}/{n}.png")
     run_command(capsys, "train", MODEL, "--data", "first", "--steps", "1", "--num-threads", "1", "--out", "run")
     message = usage_error("evaluate", "run", "--data", "second")
-    assert [part for part in ("run", "a, b", "second", "b, c") if part not in message] == [], message
+    assert [part for part in ("second", "'a' and 'b'", "got 'c'") if part not in message] == [], message
 
 
 def test_tensorboard(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -194,11 +194,11 @@ def test_a_file_of_settings_does_not_choose_the_run_directory(hostile: Path) -> 
 def test_postscript_is_not_executed_as_an_image(hostile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     executed: list[object] = []
     monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *arguments: executed.append(arguments))
-    for name in ("a", "b"):
+    for name in ("0", "1"):  # two of the classes of the run
         path = Path("images", name, "0.png")
         path.parent.mkdir(parents=True)
         path.write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 28 28\n%%EndComments\nshowpage\n%%EOF\n")
-    assert "can't be read as an image" in usage_error("predict", "run", "images/a/0.png")
+    assert "can't be read as an image" in usage_error("predict", "run", "images/0/0.png")
     assert "readable image" in usage_error("evaluate", "run", "--data", "images")
     assert executed == []
 

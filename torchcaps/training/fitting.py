@@ -66,7 +66,7 @@ class FittedRun:
     >>> with tempfile.TemporaryDirectory() as out:
     ...     run = fit("capsnet_small", (images, labels), epochs=1, batch_size=20, out=out, quiet=True, figures=False)
     >>> run.classes, run.best_epoch, run.network.predict(run.network(images[:4])).shape
-    (('0', '1'), None, torch.Size([4]))
+    (('0', '1'), 1.0, torch.Size([4]))
     """
 
     path: Path

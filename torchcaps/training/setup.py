@@ -157,8 +157,10 @@ def folder_options(spec: RunSpec, shape: tuple[int, int, int], classes: tuple[st
 
 def is_other_folder(name: Any, data: str) -> bool:
     """Return whether a data set is a directory of images other than that of the training data."""
-    path, other = (os.path.realpath(os.path.expanduser(value)) for value in (name or "", data))
-    return is_image_folder(name) and path != other
+    if not is_image_folder(name):
+        return False
+    path, other = (os.path.realpath(os.path.expanduser(value)) for value in (name, data))
+    return path != other
 
 
 def open_folder(path: str | os.PathLike[str], split: str | None, options: Mapping[str, Any]) -> Dataset:
