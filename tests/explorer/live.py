@@ -82,7 +82,7 @@ class Visit:
 
     def __exit__(self, kind: Any, *_: Any) -> None:
         self.page.close()
-        assert kind is not None or self.problems == []
+        assert kind is not None or self.problems == [], self.problems
 
     def settle(self) -> None:
         """Wait until nothing is being computed or drawn."""

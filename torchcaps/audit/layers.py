@@ -9,7 +9,7 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -237,11 +237,28 @@ def _difference_after_shift(before: Sequence[Tensor], after: Sequence[Tensor], a
 
 
 class _RecordWindows(TorchFunctionMode):
-    """Context manager: record the outputs of functions whose values depend on several positions."""
+    """Context manager: record the outputs of functions whose values depend on several positions.
 
-    def __init__(self) -> None:
+    Args:
+        layer: its convolution modules are recorded however they compute their outputs, also by a product and a sum.
+    """
+
+    def __init__(self, layer: nn.Module) -> None:
         super().__init__()
         self.outputs: list[Tensor] = []
+        self._convolutions = [module for module in layer.modules() if isinstance(module, nn.Conv2d)]
+
+    def __enter__(self) -> Self:
+        def record(module: nn.Module, inputs: Any, output: Tensor) -> None:
+            self.outputs.append(output)
+
+        self._hooks = [module.register_forward_hook(record) for module in self._convolutions]
+        return super().__enter__()
+
+    def __exit__(self, *details: object) -> None:
+        super().__exit__(*details)
+        for hook in self._hooks:
+            hook.remove()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         value = func(*args, **(kwargs or {}))
@@ -267,8 +284,9 @@ def primary_positions(probe: Probe, layer: str) -> Finding:
         raise AuditArgumentError(f"primary: the input of {layer!r} must be a feature map [B, C, H, W], {got}")
     features = leaves[index][:1].detach().clone().requires_grad_()
     arguments, options = pytree.tree_unflatten([*leaves[:index], features, *leaves[index + 1 :]], structure)
-    with _RecordWindows() as windows:
-        pose = first_tensor(probe.module.get_submodule(layer)(*arguments, **options))
+    module = probe.module.get_submodule(layer)
+    with _RecordWindows(module) as windows:
+        pose = first_tensor(module(*arguments, **options))
     grid: tuple[int, ...] = (1, 1)
     limit = (1, 1)
     for values in windows.outputs:

@@ -185,7 +185,7 @@ class Equilibrium(Routing):
                 after = inner.step(coefficients, quiet, children, inner.unpack(_unflatten(z, layout)), LAST)
                 return _flatten(inner.pack(after))
 
-            is_transformed = in_transform() and not torch.compiler.is_compiling()
+            is_transformed = not torch.compiler.is_compiling() and in_transform()
             if torch.compiler.is_exporting() or is_transformed:
                 z, _ = self._solve(silent, z, self.tolerance)
                 solution = None

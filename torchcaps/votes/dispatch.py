@@ -305,13 +305,13 @@ def kernel_supports(
     """
     tensors = [tensor for tensor in (pose, weight, bias, *arguments) if tensor is not None]
     return (
-        kernel_index(reduction) is not None
+        not torch.compiler.is_compiling()  # a graph must run on any machine
+        and kernel_index(reduction) is not None
         and all(_is_plain(tensor, pose) for tensor in tensors)
         and weight.dim() == 4
         and weight.shape[1] * weight.shape[3] <= MAX_KERNEL_PRODUCT
         and (bias is None or math.prod(bias.shape[:-3]) == math.prod(wiring.sites[: bias.dim() - 3]) == 1)
         and pose.numel() > 0
-        and not torch.compiler.is_compiling()
         and has_kernel(pose.dtype)
     )
 

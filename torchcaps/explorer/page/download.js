@@ -56,7 +56,7 @@ export function drawElement(element) {
     if (!box.width || !box.height) return;
     const size = { ...at(box), width: box.width, height: box.height };
     if (node.tagName === "svg") add(box, copyDrawing(node, size));
-    else if (node.tagName === "CANVAS") add(box, s("image", { ...size, href: node.toDataURL(), style: "image-rendering: pixelated", preserveAspectRatio: "none" }));
+    else if (node.tagName === "CANVAS") add(box, s("image", { ...size, href: node.toDataURL(), "image-rendering": "pixelated", preserveAspectRatio: "none" }));
     else {
       const { backgroundColor, borderBottomWidth, borderBottomColor } = getComputedStyle(node);
       if (node !== element && !/, 0\)$/.test(backgroundColor)) add(box, s("rect", { ...size, fill: backgroundColor }));
