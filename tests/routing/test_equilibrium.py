@@ -9,6 +9,8 @@ from torch import Tensor
 
 from tests.routing.golden import GOLDEN, assert_golden, wave
 from tests.tolerances import SAME, relative_rms
+from torchcaps.capsules import Capsules
+from torchcaps.functional import squash
 from torchcaps.nn import ConvCapsules, DenseCapsules
 from torchcaps.routing import (
     EM,
@@ -25,6 +27,21 @@ from torchcaps.routing import (
     count_one_step_gradients,
     route,
 )
+from torchcaps.routing.base import State
+from torchcaps.votes import Votes
+
+
+@dataclasses.dataclass(frozen=True)
+class Oscillating(KMeans):
+    """K-means with a step back from the centers: its plain iteration diverges, a damped one converges."""
+
+    def step(self, coefficients: Any, votes: Votes, children: Capsules, state: State, t: int) -> State:
+        after = super().step(coefficients, votes, children, state, t)
+        if state.memory is None:
+            return after
+        center = after.memory[0] - 1.5 * state.memory[0]
+        return after._replace(pose=squash(center), memory=(center, None))
+
 
 EXACT = {"max_steps": 300, "tolerance": 1e-13, "backward_tolerance": 1e-13}
 INNER = [InvertedAttention(), KMeans(), KMeans(similarity="cosine"), EM(), VariationalBayes(), HeinsenEM(), Heinsen()]
@@ -171,11 +188,12 @@ def test_routing_by_name() -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["stored", "streamed"])
-def test_transforms_equal_autograd(streamed: bool) -> None:
+@pytest.mark.parametrize(("inner", "damping"), [(KMeans(), 1.0), (Oscillating(), 0.4)], ids=["plain", "damped"])
+def test_transforms_equal_autograd(inner: Routing, damping: float, streamed: bool) -> None:
     """Per-sample gradients by vmap and grad, and forward mode, equal those of the implicit gradient."""
     torch.manual_seed(1)
-    layer = DenseCapsules(5, 3, 2, 4, routing=Equilibrium(KMeans(), **EXACT), streamed=streamed)  # type: ignore[arg-type]
-    layer = layer.double()
+    routing = Equilibrium(inner, damping=damping, **EXACT)  # type: ignore[arg-type]
+    layer = DenseCapsules(5, 3, 2, 4, routing=routing, streamed=streamed).double()
     layer.weight.data.mul_(0.5)
     pose = torch.randn(3, 5, 3, dtype=torch.float64)
 

@@ -201,7 +201,7 @@ class Equilibrium(Routing):
             z = z.clone().requires_grad_(torch.is_grad_enabled())
         for _ in range(self.max_steps - 1 if is_transformed else 0):  # their gradient tends to the implicit one
             after = inner.step(coefficients, votes, children, inner.unpack(_unflatten(z, layout)), LAST)
-            z = _flatten(inner.pack(after))
+            z = z + self.damping * (_flatten(inner.pack(after)) - z)
         last = inner.step(coefficients, votes, children, inner.unpack(_unflatten(z, layout)), LAST)
         after = _flatten(inner.pack(last))
         if solution is not None and after.requires_grad:
