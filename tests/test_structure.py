@@ -49,7 +49,7 @@ LAYERS = [
 ]
 LEVELS = {f"torchcaps.{name}": level for level, names in enumerate(LAYERS) for name in names}
 LEVELS["torchcaps"] = len(LAYERS)  # the lazy public names: may refer to everything, imported by nothing
-TRITON_MODULES = {f"torchcaps.votes.triton.{name}" for name in ("kernels", "tiles")}  # imported to run a kernel
+TRITON_MODULES = {f"torchcaps.votes.triton.{name}" for name in ("kernels", "support", "tiles")}
 IMPORTED_BY_NOTHING = {"torchcaps.lightning", "torchcaps.hub"}  # optional extras
 
 # Packages besides torch and the standard library that may be imported at module level. All other optional dependencies
