@@ -1,3 +1,4 @@
+import subprocess
 import sys
 from pathlib import Path
 
@@ -43,3 +44,17 @@ def test_import_error_inside_an_installed_package_is_not_hidden(
     with pytest.raises(ModuleNotFoundError) as raised:
         import_optional("broken_package", "a test")
     assert raised.value.name == "module_that_does_not_exist"
+
+
+@pytest.mark.parametrize("content", [b"font.size: 33\ntext.usetex: True\n", b"\xff\xfe"], ids=["settings", "damaged"])
+def test_settings_of_matplotlib_in_the_current_directory_are_ignored(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "matplotlibrc").write_bytes(content)
+    script = """
+import os
+from torchcaps._core.optional import import_optional
+matplotlib = import_optional("matplotlib", "a test")
+print(matplotlib.rcParams["font.size"], matplotlib.rcParams["text.usetex"], os.getcwd())
+"""
+    command = [sys.executable, "-P", "-c", script]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == (f"10.0 False {tmp_path}\n", 0), done.stderr

@@ -1,6 +1,11 @@
 """Optional dependencies: import a package of an extra on first use, or name the extra that installs it."""
 
+import contextlib
 import importlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -49,9 +54,30 @@ def import_optional(module: str, purpose: str) -> ModuleType | Any:
     """
     package = module.partition(".")[0]
     try:
+        if package == "matplotlib" and package not in sys.modules:
+            with _away_from(Path("matplotlibrc")):
+                return importlib.import_module(module)
         return importlib.import_module(module)
     except ImportError as error:
         if error.name is not None and error.name.partition(".")[0] != package:
             raise
         extra = EXTRAS.get(package, "train")
         raise MissingExtraError(f"{purpose} needs {package}: pip install 'torchcaps[{extra}]'") from error
+
+
+@contextlib.contextmanager
+def _away_from(settings: Path) -> Iterator[None]:
+    """Leave the current directory if it has this file: matplotlib would obey settings found next to a stranger's run.
+
+    They can make it run LaTeX on text of their author, and a broken file makes the import fail. The user's own
+    settings, in matplotlib's directory or named by MATPLOTLIBRC, still apply.
+    """
+    if not settings.exists():
+        yield
+        return
+    before = Path.cwd()
+    os.chdir(Path(__file__).parent)
+    try:
+        yield
+    finally:
+        os.chdir(before)
