@@ -134,7 +134,7 @@ def fuzz(
         seed: seed of the cases; case ``i`` of a seed is always the same.
         budget: number of cases.
         out: directory to which the inputs of failures are saved.
-        max_seconds: time after which no case is started.
+        max_seconds: time after which no case is started, except the first.
         isolated: run cases in child processes, so that a crash or a hang of one is a failure among others.
         start: index of the first case.
         on_progress: called every minute with the report so far.
@@ -147,7 +147,7 @@ def fuzz(
         contextlib.suppress(KeyboardInterrupt),
     ):
         work = Path(directory).resolve()
-        while index < start + budget and time.monotonic() < end:
+        while index < start + budget and (report.n_cases == 0 or time.monotonic() < end):
             run = _run_isolated if isolated else _run_here
             for case in run(target, seed, index, start + budget, work, end):
                 index = case.index + 1
@@ -178,7 +178,7 @@ def _run_here(target: Target, seed: int, start: int, stop: int, work: Path, end:
     """Run cases one after the other in this process."""
     target.prepare(work)
     for index in range(start, stop):
-        if time.monotonic() > end:
+        if index > start and time.monotonic() > end:
             return
         yield target.run(seed, index, work)
 

@@ -26,6 +26,12 @@ def test_results_of_adversarial_values_are_finite_or_rejected() -> None:
     assert set(report.by_group()) == set(ROUTINGS.list())
 
 
+def test_a_target_without_time_runs_one_case() -> None:
+    """A run of ten minutes divided among many targets must not report success for one that was not run."""
+    report = fuzz(Layers(), seed=0, budget=5, max_seconds=0, isolated=False)
+    assert report.n_cases == 1
+
+
 @pytest.mark.parametrize("path", REGRESSIONS, ids=lambda path: path.stem)
 def test_inputs_that_failed_before(path: Path) -> None:
     drawn = LayerInput.load(path)
