@@ -1,5 +1,8 @@
 """Checks of values: skipped where there is nothing to read, and one synchronisation per forward on an accelerator."""
 
+from collections.abc import Callable
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import Tensor
@@ -7,9 +10,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchcaps
 from torchcaps._core import validation, values
+from torchcaps._core.labels import split_labels
 from torchcaps._core.validation import DomainError, check_finite, check_magnitude, check_non_negative
 from torchcaps._core.values import deferred_checks, in_vmap_or_forward_mode, is_readable
+from torchcaps.losses import MarginLoss
 from torchcaps.models.registry import find_model
+from torchcaps.nn import DenseCapsules
+from torchcaps.routing import Heinsen
 
 
 class CountReads(TorchDispatchMode):
@@ -86,3 +93,32 @@ def test_forward_on_an_accelerator_reads_no_value_per_layer(name: str) -> None:
         next(model.front.parameters()).fill_(torch.nan)
     with pytest.raises(ValueError, match="must be finite"):
         model(images)
+
+
+@pytest.mark.usefixtures("accelerator")
+def test_checks_of_labels_and_masks_are_deferred() -> None:
+    """Multi-hot labels, the classes of several objects and masks of Heinsen routing: no read within the context."""
+    rows, pairs = torch.tensor([[0, 1, 1], [1, 0, 1]]), torch.tensor([[2, 1], [0, 2]])
+    layer = DenseCapsules(4, 3, 2, 3, routing=Heinsen(mask=True))
+    mask = dict(layer.named_buffers())["coefficients.mask"]
+    good: dict[str, Callable[[], object]] = {
+        "multi-hot": lambda: MarginLoss()(torch.rand(2, 3), rows.float()),
+        "rows of objects": lambda: split_labels(rows, 3, 2),
+        "indices of objects": lambda: split_labels(pairs, 3, 2),
+        "mask": lambda: layer(torch.randn(2, 4, 3)),
+    }
+    for name, run in good.items():
+        with deferred_checks(), CountReads() as count:
+            run()
+        assert count.n_reads == 0, name
+    mask[1] = 0
+    bad: dict[str, Callable[[], object]] = {
+        "only 0 and 1, got 0.5": lambda: MarginLoss()(torch.rand(2, 3), rows * 0.5),
+        "got an image with 1": lambda: split_labels(torch.tensor([[0, 1, 1], [1, 0, 0]]), 3, 2),
+        "same class twice": lambda: split_labels(pairs.clamp(min=2), 3, 2),
+        "got none for child 1": good["mask"],
+    }
+    for message, run in bad.items():
+        for context in (deferred_checks, nullcontext):
+            with pytest.raises(ValueError, match=message), context():
+                run()

@@ -2,11 +2,12 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.tolerances import SAME, relative_rms
 from tests.training.helpers import (
@@ -18,12 +19,14 @@ from tests.training.helpers import (
     small_spec,
 )
 from tests.training.tiny import CHOI, DATA
+from torchcaps._core import validation, values
 from torchcaps._core.random import step_seed
 from torchcaps.data import Loader
 from torchcaps.models import LossConfig, OptimizerConfig
 from torchcaps.models.schedules import Exponential, Inverse, LRSchedule, Milestones, Product, TimeDecay
 from torchcaps.nn import image_dropout
-from torchcaps.training import RunSpec, load_run, train
+from torchcaps.training import RunSpec, load_run, train, trainer
+from torchcaps.training.errors import DivergenceError
 from torchcaps.training.evaluation import evaluate
 from torchcaps.training.setup import build_network, open_data, open_test_set
 from torchcaps.training.trainer import Trainer
@@ -254,3 +257,73 @@ def test_result_has_correctness_of_every_test_image(tmp_path: Path) -> None:
     batches = list(run.loader(images.test).epoch(0))
     expected = torch.cat([run.model.is_correct(run.model(batch.images), batch.labels) for batch in batches])
     assert result.correct.tolist() == expected.tolist()
+
+
+class CountWaits(TorchDispatchMode):
+    """Count the operations that wait for an accelerator: reads of a value, results whose size depends on values."""
+
+    waiting: ClassVar = {
+        torch.ops.aten._local_scalar_dense.default,
+        torch.ops.aten.nonzero.default,
+        torch.ops.aten.masked_select.default,
+        torch.ops.aten.equal.default,
+    }
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[str] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function in self.waiting:
+            self.waits.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ["margin", "spread", "cross-entropy", "binary", "two targets", "dropout"])
+def test_a_step_on_an_accelerator_waits_once(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With the CPU treated as an accelerator: checks, scores, labels, loss and gradient norm are copied together.
+
+    After this copy, the host works on its own copies of scores and labels.
+    """
+    train_step, copy = Trainer._train_step, values.copy_to_host
+    copies, waits = [], []
+
+    def counted_step(self: Trainer, batch: Any) -> None:
+        count = CountWaits()
+
+        def stop_counting(tensor: torch.Tensor) -> torch.Tensor:
+            waits.extend(count.waits)
+            copies.append(tensor.numel())
+            return copy(tensor)
+
+        with count, monkeypatch.context() as context:
+            context.setattr(values, "copy_to_host", stop_counting)
+            train_step(self, batch)
+
+    for module in (values, validation):
+        monkeypatch.setattr(module, "is_host", lambda device: False)
+    monkeypatch.setattr(trainer, "step_seed", lambda *_: 0)  # computed with tensors that are always on the host
+    monkeypatch.setattr(Trainer, "_train_step", counted_step)
+    spec = dataclasses.replace(SPECS[name](), max_grad_norm=1.0)
+    train(spec, tmp_path / "run")
+    assert (len(copies), waits) == (spec.recipe.steps, [])
+
+
+def test_a_step_on_an_accelerator_names_what_is_not_finite(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The checks that are read together lead to the same diagnosis, before the weights are changed."""
+    for module in (values, validation):
+        monkeypatch.setattr(module, "is_host", lambda device: False)
+    train_step = Trainer._train_step
+
+    def damaged_step(self: Trainer, batch: Any) -> None:
+        with torch.no_grad():
+            next(self.network.parameters())[0] = torch.nan
+        before = {name: p.detach().clone() for name, p in self.network.named_parameters()}
+        try:
+            train_step(self, batch)
+        finally:
+            assert_bit_equal({name: p.detach() for name, p in self.network.named_parameters()}, before)
+
+    monkeypatch.setattr(Trainer, "_train_step", damaged_step)
+    with pytest.raises(DivergenceError, match="weight"):
+        train(small_spec(), tmp_path / "run")

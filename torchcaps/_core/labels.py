@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from torchcaps._core.values import check_value, is_readable
+from torchcaps._core.values import check_value, index_of_first, is_readable
 
 __all__ = ["as_multi_hot", "check_class_indices", "one_hot", "split_labels"]
 
@@ -37,6 +37,19 @@ def _most_extreme(labels: Tensor) -> Tensor:
     return torch.where(least < 0, least, largest)
 
 
+def _first_other_than_0_1(labels: Tensor) -> Tensor:
+    """Return the first value that is neither 0 nor 1; 0 if there is none."""
+    first = index_of_first((labels != 0) & (labels != 1))
+    return torch.where(first < 0, 0, labels.flatten().take(first.clamp_min(0)).float())
+
+
+def _first_count_other_than(n_objects: int, hot: Tensor) -> Tensor:
+    """Return the number of classes of the first image that has another number of them; else ``n_objects``."""
+    counts = hot.sum(1)
+    first = index_of_first(counts != n_objects)
+    return torch.where(first < 0, n_objects, counts.take(first.clamp_min(0))) if len(hot) else torch.tensor(n_objects)
+
+
 def one_hot(indices: Tensor, n_classes: int) -> Tensor:
     """Return class indices as one-hot rows, int64; unlike `torch.nn.functional.one_hot`, this reads no values.
 
@@ -55,9 +68,14 @@ def as_multi_hot(labels: Tensor, n_classes: int, name: str = "labels") -> Tensor
     if isinstance(labels, Tensor) and labels.dim() == 2:
         if labels.shape[1] != n_classes:
             raise ValueError(f"{name} must have one column for each of the {n_classes} classes, got {labels.shape[1]}")
-        if is_readable(labels) and not bool(((labels == 0) | (labels == 1)).all()):
-            other = labels[(labels != 0) & (labels != 1)][0].item()
-            raise ValueError(f"{name} with one column per class must contain only 0 and 1, got {other}")
+        if is_readable(labels) and labels.numel():
+
+            def describe(value: float) -> Exception | None:
+                if value in (0, 1):
+                    return None
+                return ValueError(f"{name} with one column per class must contain only 0 and 1, got {value:g}")
+
+            check_value(lambda: _first_other_than_0_1(labels), describe, labels.device, required=True)
         return labels
     if isinstance(labels, Tensor) and labels.dim() != 1:
         raise ValueError(f"{name} must be class indices [B] or multi-hot rows [B, classes], got {list(labels.shape)}")
@@ -81,17 +99,31 @@ def split_labels(labels: Tensor, n_classes: int, n_objects: int = 1, name: str =
     if labels.dim() == 2 and labels.shape[1] == n_objects > 1 and labels.dtype in INTEGER_DTYPES:
         indices = check_class_indices(labels, n_classes, name)
         present = one_hot(indices, n_classes).amax(1)
-        if is_readable(labels) and bool((present.sum(1) != n_objects).any()):
-            raise ValueError(f"{name} must name {n_objects} different classes for each image, got the same class twice")
+        if is_readable(labels):
+
+            def describe_repetition(image: float) -> Exception | None:
+                if image < 0:
+                    return None
+                return ValueError(
+                    f"{name} must name {n_objects} different classes for each image, got the same class twice"
+                )
+
+            is_repeated = present.sum(1) != n_objects
+            check_value(lambda: index_of_first(is_repeated), describe_repetition, labels.device, required=True)
         return indices, present
     if labels.dim() == 2 and labels.shape[1] == n_classes:
         hot = as_multi_hot(labels, n_classes, name)
-        counts = hot.sum(1)
-        if is_readable(hot) and bool((counts != n_objects).any()):
-            n_labels = int(counts[counts != n_objects][0])
-            raise ValueError(
-                f"{name} must name {n_objects} of {n_classes} classes for each image, got an image with {n_labels}"
-            )
+        if is_readable(hot):
+
+            def describe_count(n_labels: float) -> Exception | None:
+                if n_labels == n_objects:
+                    return None
+                return ValueError(
+                    f"{name} must name {n_objects} of {n_classes} classes for each image, got an image with "
+                    f"{int(n_labels)}"
+                )
+
+            check_value(lambda: _first_count_other_than(n_objects, hot), describe_count, hot.device, required=True)
         indices = hot.to(torch.uint8).topk(n_objects, dim=1).indices.sort(1).values
         return (indices[:, 0] if n_objects == 1 else indices), hot
     expected = "[B]" if n_objects == 1 else f"[B, {n_objects}]"

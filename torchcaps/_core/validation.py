@@ -257,14 +257,18 @@ def _product_of_largest(tensors: Sequence[Tensor]) -> Tensor:
 def check_no_nan(values: Tensor, name: str) -> None:
     """Raise if scores are not floating-point or contain NaN, which compares as false and would be counted as a score.
 
-    Skipped if values can't be read. Scores are results, so reading them is no additional synchronisation.
+    Skipped if values can't be read; on an accelerator read at once, unless inside `deferred_checks`.
     """
     check_float(values, name)
     if not is_readable(values):
         return
-    n_nan = int(torch.isnan(values.detach()).sum())
-    if n_nan:
-        raise ValueError(f"{name} must not contain NaN, got {n_nan} NaN of {values.numel()} values")
+    n_values = values.numel()
+
+    def describe(n_nan: float) -> Exception | None:
+        text = f"{name} must not contain NaN, got {int(n_nan)} NaN of {n_values} values"
+        return ValueError(text) if n_nan else None
+
+    check_value(lambda: torch.isnan(values.detach()).sum(), describe, values.device, required=True)
 
 
 def check_non_negative(activation: Tensor | None, name: str) -> None:

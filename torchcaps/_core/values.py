@@ -12,7 +12,17 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-__all__ = ["check_value", "deferred_checks", "in_vmap_or_forward_mode", "is_batched", "is_host", "is_readable"]
+__all__ = [
+    "check_value",
+    "copy_to_host",
+    "deferred_checks",
+    "in_vmap_or_forward_mode",
+    "index_of_first",
+    "is_batched",
+    "is_host",
+    "is_readable",
+    "read_values",
+]
 
 Describe = Callable[[float], Exception | None]  # the error for a value; None if the value is accepted
 HOST_DEVICES = ("cpu", "meta")
@@ -92,6 +102,18 @@ def check_value(
             raise error
 
 
+def index_of_first(flags: Tensor) -> Tensor:
+    """Return the index of the first true element of a flattened tensor, -1 if there is none, without reading a value.
+
+    >>> index_of_first(torch.tensor([False, True, True])), index_of_first(torch.tensor([False]))
+    (tensor(1), tensor(-1))
+    """
+    if flags.numel() == 0:
+        return torch.full((), -1, device=flags.device)
+    flags = flags.flatten()
+    return torch.where(flags.any(), flags.to(torch.uint8).argmax(), -1)
+
+
 def is_host(device: torch.device) -> bool:
     """Return whether values of tensors on a device can be read without waiting for it."""
     return device.type in HOST_DEVICES
@@ -108,16 +130,42 @@ class _DeferredChecks(AbstractContextManager[None]):
     def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
         if not self.is_outermost:
             return
-        checks, _collected.checks = _collected.checks, None
-        if kind is not None or not checks:
-            return
-        device = checks[0][0].device
-        dtype = torch.float32 if device.type == "mps" else torch.float64  # MPS has no float64
-        values = torch.stack([value.detach().to(device, dtype) for value, _ in checks])
-        for value, (_, describe) in zip(values.tolist(), checks, strict=True):  # the only read
-            error = describe(value)
-            if error is not None:
-                raise error
+        try:
+            if kind is None:
+                read_values()
+        finally:
+            _collected.checks = None
+
+
+def read_values(*tensors: Tensor) -> list[Tensor]:
+    """Copy tensors to the host, with the checks collected in `deferred_checks` so far, in one synchronisation.
+
+    Raises the error of the first check that fails. Tensors on the host are returned as they are.
+
+    >>> read_values(torch.tensor([1.0, 2.0]), torch.tensor(3))
+    [tensor([1., 2.]), tensor(3)]
+    """
+    checks, results = _collected.checks or [], [tensor.detach() for tensor in tensors]
+    remote = [value.detach() for value, _ in checks] + [t for t in results if not is_host(t.device)]
+    if not remote:
+        return results
+    device = remote[0].device
+    dtype = torch.float32 if device.type == "mps" else torch.float64  # MPS has no float64
+    flat = copy_to_host(torch.cat([tensor.reshape(-1).to(device, dtype) for tensor in remote]))
+    parts = [p.view(t.shape).to(t.dtype) for p, t in zip(flat.split([t.numel() for t in remote]), remote, strict=True)]
+    if _collected.checks:
+        _collected.checks = []
+    for value, (_, describe) in zip(flat[: len(checks)].tolist(), checks, strict=True):
+        error = describe(value)
+        if error is not None:
+            raise error
+    copies = iter(parts[len(checks) :])
+    return [t if is_host(t.device) else next(copies) for t in results]
+
+
+def copy_to_host(tensor: Tensor) -> Tensor:
+    """Copy a tensor to the host: this waits until its device has finished."""
+    return tensor.cpu()
 
 
 def deferred_checks() -> AbstractContextManager[None]:

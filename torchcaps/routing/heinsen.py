@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from torchcaps._core.values import check_value, index_of_first, is_readable
 from torchcaps.capsules import Capsules
 from torchcaps.routing.base import Coefficient, Geometry, Routing, State, Trace
 from torchcaps.routing.gaussian import child_activations
@@ -140,9 +141,8 @@ class Heinsen(Routing):
         if not self.mask:
             return None
         mask = coefficients["mask"]
-        if not torch.compiler.is_compiling() and not mask.is_meta and bool((mask == 0).all(-1).any()):
-            child = int((mask == 0).all(-1).nonzero()[0])
-            raise ValueError(f"mask must leave each child at least one parent, got none for child {child}")
+        if is_readable(mask):
+            check_value(lambda: index_of_first((mask == 0).all(-1)), _describe_orphan, mask.device, required=True)
         return mask
 
 
@@ -171,6 +171,13 @@ def chain_credit(*traces: Trace) -> Tensor:
         assert upper is not None
         result = torch.matmul(result, upper)
     return result
+
+
+def _describe_orphan(child: float) -> Exception | None:
+    """Return the error for the first child without parent; -1 if there is none."""
+    if child < 0:
+        return None
+    return ValueError(f"mask must leave each child at least one parent, got none for child {int(child)}")
 
 
 def _layer_norm(vectors: Tensor) -> Tensor:

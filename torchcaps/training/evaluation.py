@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torchcaps._core.labels import as_multi_hot, split_labels
 from torchcaps._core.serialize import pack_bits
 from torchcaps._core.stats import wilson_interval
+from torchcaps._core.values import deferred_checks, read_values
 from torchcaps.data import Batch, Loader
 from torchcaps.data.own import DataLoaderBatches
 from torchcaps.models import Network, Output
@@ -196,9 +197,11 @@ def evaluate(
     try:
         with torch.no_grad():
             for batch in loader.epoch(0):
-                output = network(batch.images, batch.labels)
-                value = float(batch_loss(loss, output, batch, step))
-                running.update(output.scores, batch.labels, value, batch.indices)
+                with deferred_checks():
+                    output = network(batch.images, batch.labels)
+                    value = batch_loss(loss, output, batch, step)
+                    scores, labels, value = read_values(output.scores, batch.labels, value)
+                running.update(scores, labels, float(value), batch.indices)
                 if progress is not None:
                     progress()
     finally:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from torchcaps._core.random import step_seed
+from torchcaps._core.values import deferred_checks, read_values
 from torchcaps.data import Batch, Loader
 from torchcaps.data.own import DataLoaderBatches
 from torchcaps.models import Network
@@ -162,8 +163,10 @@ class Trainer:
         seed = step_seed(self.spec.seed, state.step, self.engine.rank)
         torch.manual_seed(seed)
         self.optimizer.zero_grad()
+        results: list[Tensor] = []  # scores, labels and loss of each micro-batch
         try:
-            with self.ascent.recording(state.step) as recorded:
+            # On an accelerator the step waits for the device once, for all checks and results together.
+            with self.ascent.recording(state.step) as recorded, deferred_checks():
                 for micro_batch, is_last in _micro_batches(batch, self.spec.micro_batches):
                     with self.engine.fabric.no_backward_sync(self.model, enabled=not is_last):
                         with image_dropout(self.spec.seed, state.step, micro_batch.indices):
@@ -172,12 +175,14 @@ class Trainer:
                         # DDP averages over processes; every image must have equal weight.
                         fraction = weight * len(micro_batch.labels) * self.engine.world_size / n_images
                         self.engine.fabric.backward(loss * fraction)
-                    if weight:
-                        self.train_metrics.update(output.scores, micro_batch.labels, float(loss.detach()))
+                    results += [output.scores.detach(), micro_batch.labels, loss.detach()]
+                norm, *results = read_values(self._clip_gradients(), *results)
         except ValueError as error:
             self._diagnose(batch, seed, error)
             raise
-        state.grad_norm = self._clip_gradients()
+        for scores, labels, loss in zip(results[::3], results[1::3], results[2::3], strict=True) if weight else ():
+            self.train_metrics.update(scores, labels, float(loss))
+        state.grad_norm = float(norm)
         if not (abs(state.grad_norm) < float("inf") and torch.isfinite(self.train_metrics.loss)):
             self._diagnose(batch, seed)
         self.optimizer.step()
@@ -188,18 +193,18 @@ class Trainer:
         state.step += 1
         state.batch += 1
 
-    def _clip_gradients(self) -> float:
-        """Clip the gradients to ``max_grad_norm``, if set; return their norm before clipping."""
+    def _clip_gradients(self) -> Tensor:
+        """Clip the gradients to ``max_grad_norm``, if set; return their norm before clipping, on their device."""
         max_norm = self.spec.max_grad_norm
         if self.spec.precision == "16-mixed":  # scaled gradients may overflow; the gradient scaler handles it
             if max_norm is not None:
                 self.engine.fabric.clip_gradients(self.model, self.optimizer, max_norm=max_norm)
-            return 0.0
+            return torch.zeros(())
         gradients = [p.grad for p in self.network.parameters() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
         if max_norm is not None:
             torch.nn.utils.clip_grads_with_norm_(self.network.parameters(), max_norm, norm)
-        return float(norm)
+        return norm
 
     def _ascend(
         self, recorded: RecordedChildren | None, batch: Batch, lr_factor: float, weight: float, n_images: int
