@@ -27,20 +27,21 @@ from torchcaps.routing import (
     count_one_step_gradients,
     route,
 )
-from torchcaps.routing.base import State
+from torchcaps.routing.base import ROUTINGS, State
 from torchcaps.votes import Votes
 
+with ROUTINGS.restored():
 
-@dataclasses.dataclass(frozen=True)
-class Oscillating(KMeans):
-    """K-means with a step back from the centers: its plain iteration diverges, a damped one converges."""
+    @dataclasses.dataclass(frozen=True)
+    class Oscillating(KMeans):
+        """K-means with a step back from the centers: its plain iteration diverges, a damped one converges."""
 
-    def step(self, coefficients: Any, votes: Votes, children: Capsules, state: State, t: int) -> State:
-        after = super().step(coefficients, votes, children, state, t)
-        if state.memory is None:
-            return after
-        center = after.memory[0] - 1.5 * state.memory[0]
-        return after._replace(pose=squash(center), memory=(center, None))
+        def step(self, coefficients: Any, votes: Votes, children: Capsules, state: State, t: int) -> State:
+            after = super().step(coefficients, votes, children, state, t)
+            if state.memory is None:
+                return after
+            center = after.memory[0] - 1.5 * state.memory[0]
+            return after._replace(pose=squash(center), memory=(center, None))
 
 
 EXACT = {"max_steps": 300, "tolerance": 1e-13, "backward_tolerance": 1e-13}
