@@ -153,6 +153,40 @@ def test_hostile_and_unsuitable_files(tmp_path: Path) -> None:
     assert not (tmp_path / "x.onnx").exists()
 
 
+KERNEL = "primarycap_conv2d/primarycap_conv2d/kernel:0"
+
+
+@pytest.mark.parametrize(
+    ("changed", "match"),
+    [
+        ({KERNEL: np.zeros((4, 4, WIDTH, TYPES * K), np.float32)}, "kernels of the same size, got 3x3 and 4x4"),
+        ({"digitcaps/digitcaps/W:0": np.zeros((1, SIZE * SIZE * TYPES, D, K), np.float32)}, "at least 2 classes"),
+    ],
+)
+def test_layouts_that_no_network_has_are_rejected(changed: dict[str, np.ndarray], match: str, tmp_path: Path) -> None:
+    np.savez(tmp_path / "net.npz", **{**arrays(), **changed})  # type: ignore[arg-type]
+    with pytest.raises(ConversionError, match=match):
+        convert_keras(tmp_path / "net.npz", IMAGE)
+
+
+def test_a_missing_bias_names_an_array_that_would_be_found(tmp_path: Path) -> None:
+    """Kernels whose name does not contain "kernel" have no name of a bias that follows from it."""
+    weights = arrays()
+    weights["conv1_k"] = weights.pop("conv1/conv1/kernel:0")
+    np.savez(tmp_path / "net.npz", **weights)  # type: ignore[arg-type]
+    with pytest.raises(ConversionError, match="expected an array conv1_k/bias, next to the kernel conv1_k/kernel"):
+        convert_keras(tmp_path / "net.npz", IMAGE)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"child_order": "types"}, {"channel_order": "dims"}, {"image": (12, 12)}, {"image": (1, 0, 12)}]
+)
+def test_invalid_arguments(arguments: dict, tmp_path: Path) -> None:
+    np.savez(tmp_path / "net.npz", **arrays())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=f"^{next(iter(arguments))} must be"):
+        convert_keras(tmp_path / "net.npz", **{"image": IMAGE, **arguments})
+
+
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     encoder = {name: array for name, array in arrays().items() if not name.startswith("decoder")}  # a smaller graph
     np.savez(tmp_path / "keras.npz", **encoder)  # type: ignore[arg-type]

@@ -4,7 +4,7 @@ import math
 import os
 import zipfile
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ MAX_MEMORY_BYTES = 2**32  # of the process that parses an .h5 file
 PARSER_TIMEOUT_S = 300
 OPTIMIZER_GROUPS = ("optimizer", "optimizer_weights")  # moments have the shapes of the weights
 ChildOrder = Literal["position", "type"]
+ChannelOrder = Literal["type", "dim"]
 
 
 class ConversionError(ValueError):
@@ -74,7 +75,7 @@ def convert_keras(
     image: tuple[int, int, int] = (1, 28, 28),
     *,
     child_order: ChildOrder = "position",
-    channel_order: Literal["type", "dim"] = "type",
+    channel_order: ChannelOrder = "type",
 ) -> Network:
     """Return a `Sabour2017` network with the weights of a CapsNet in the usual Keras or TensorFlow layout.
 
@@ -99,6 +100,12 @@ def convert_keras(
     >>> convert_keras("capsnet.npz")(torch.rand(2, 1, 28, 28)).scores.shape
     torch.Size([2, 10])
     """
+    orders = (("child_order", child_order, ChildOrder), ("channel_order", channel_order, ChannelOrder))
+    for argument, value, kind in orders:
+        if value not in get_args(kind):
+            raise ValueError(f"{argument} must be one of {', '.join(map(repr, get_args(kind)))}, got {value!r}")
+    if len(image) != 3 or min(image) < 1:
+        raise ValueError(f"image must be (channels, height, width), each at least 1, got {image}")
     arrays = {name: x for name, x in read_arrays(path).items() if name.partition("/")[0] not in OPTIMIZER_GROUPS}
     for name, array in arrays.items():
         if not array.numel():
@@ -115,6 +122,11 @@ def convert_keras(
     _, transform = _single(path, "the transforms [J, I, D, K]", rest, lambda array: True)
     classes, children, dim, child_dim = transform.shape
     kernel = conv1[1].shape[0]
+    if primary[1].shape[0] != kernel:
+        sizes_found = f"{kernel}x{kernel} and {primary[1].shape[0]}x{primary[1].shape[0]}"
+        raise ConversionError(f"{path}: both convolutions must have kernels of the same size, got {sizes_found}")
+    if classes < 2:
+        raise ConversionError(f"{path}: the transforms {list(transform.shape)} must have at least 2 classes (J)")
     grid = [(size - 2 * kernel + 2) // 2 + (size - 2 * kernel + 2) % 2 for size in image[1:]]
     types = primary[1].shape[3] // child_dim
     if min(grid) < 1 or types * child_dim != primary[1].shape[3] or children != types * grid[0] * grid[1]:
@@ -181,7 +193,8 @@ def _bias(path: Any, arrays: dict[str, Tensor], kernel: str, size: int) -> Tenso
     others = [array for name, array in arrays.items() if name.rpartition("/")[0] == parent and name != kernel]
     if parent and len(others) == 1 and others[0].shape == (size,):
         return others[0]
-    raise ConversionError(f"{path}: {kernel} has no bias of size {size}: expected an array {group}")
+    expected = group if group != kernel else f"{kernel}/bias, next to the kernel {kernel}/kernel"
+    raise ConversionError(f"{path}: {kernel[:100]} has no bias of size {size}: expected an array {expected[:300]}")
 
 
 def _decoder(path: Any, kernels: dict[str, Tensor], first: int, last: int) -> list[tuple[str, Tensor]]:
