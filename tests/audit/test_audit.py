@@ -130,6 +130,7 @@ def test_batch_normalisation_in_evaluation_is_accepted_and_own_statistics_are_no
         ((lambda x: x, images()), TypeError),
         ((nn.Linear(2, 2), torch.ones(2, 2, dtype=torch.int64)), ValueError),
         ((nn.Linear(2, 2), torch.ones(1, 2)), ValueError),
+        ((nn.Linear(2, 2), torch.tensor([[1.0, 2.0], [float("nan"), 1.0]])), ValueError),
     ],
 )
 def test_invalid_arguments(arguments: tuple, error: type[Exception]) -> None:

@@ -129,6 +129,7 @@ def test_verdicts(network: nn.Module, labels: Tensor | None, failures: list[str]
         (Correct(), {"translated": {"features": 0}}, "stride"),
         (Correct(), {"primary": "head"}, "primary"),
         (Correct(), {"couplings": lambda network, images: []}, "couplings"),
+        (Correct(), {"couplings": lambda network, images: 5}, "couplings must return tensors .* got int"),
         (Correct(), {"couplings": lambda network, images: images, "coupling_axis": 4}, "coupling_axis"),
         (Correct(), {"couplings": lambda network, images: network.missing}, "couplings"),
         (Correct(), {"lengths": lambda output: output["lengths"]}, "lengths"),

@@ -1,6 +1,6 @@
 """`audit`: examine any module by its behaviour."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -141,7 +141,7 @@ def _named_couplings(couplings: Couplings | None, axis: int) -> Any:
             value = couplings(module, images)
         except Exception as error:
             raise AuditArgumentError(f"couplings(module, images) failed: {one_line(error)}") from error
-        tensors = [value] if isinstance(value, Tensor) else list(value or ())
+        tensors = list(value) if isinstance(value, Iterable) and not isinstance(value, Tensor) else [value]
         if not tensors or any(not isinstance(x, Tensor) or not -x.dim() <= axis < x.dim() for x in tensors):
             got = ", ".join(str(list(x.shape)) if isinstance(x, Tensor) else type(x).__name__ for x in tensors)
             raise AuditArgumentError(

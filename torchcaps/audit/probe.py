@@ -70,6 +70,8 @@ class Probe:
             raise AuditArgumentError(
                 f"example_input must be a floating-point tensor with two images or more, got {got}"
             )
+        if not bool(torch.isfinite(example).all()):
+            raise AuditArgumentError("example_input must be finite, got NaN or infinite values")
         if labels is not None:
             _check_labels(labels, len(example))
         if any(is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers())):
