@@ -52,6 +52,7 @@ class Transform:
     applies_to_targets: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        """Check the types of the fields, then their values by `check`."""
         check_fields(self)
         self.check()
 

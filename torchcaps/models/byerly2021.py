@@ -105,7 +105,7 @@ class Byerly2021(ModelSpec):
             raise ValueError(f"branches must be different convolutions of 1..{self.depth}, got {self.branches}")
 
     def build_network(self) -> BranchNetwork:
-        """Build the layers of the table."""
+        """Build the network with the layers in the table of the class docstring."""
         momentum = 0.0003 if self.official else 0.01
         layers, branches = Layers(self.image), {}
         for index in range(1, self.depth + 1):

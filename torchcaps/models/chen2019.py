@@ -101,7 +101,7 @@ class Chen2019(CapsuleSpec):
             )
 
     def build_network(self) -> CapsuleNetwork:
-        """Build the layers of the table."""
+        """Build the network with the layers in the table of the class docstring."""
         shape = (self.layer, self.kernel, self.primary_dim, self.rows)
         released = self.official and shape == ("conv", 9, 8, 2)  # default fields: the released network
         kernel, dim, rows = (6, 16, 4) if released else (self.kernel, self.primary_dim, self.rows)
@@ -168,7 +168,7 @@ class Chen2019Multi(CapsuleSpec):
             )
 
     def build_network(self) -> CapsuleNetwork:
-        """Build the layers of the table."""
+        """Build the network with the layers in the table of the class docstring."""
         routing = self.effective_routing
         layers = self.new_layers()
         layers.conv("conv1", self.width, 7, bias=False)

@@ -70,7 +70,7 @@ class Choi2019(CapsuleSpec):
     hidden: tuple[int, ...] = (512, 512)
 
     def build_network(self) -> CapsuleNetwork:
-        """Build the layers of the table."""
+        """Build the network with the layers in the table of the class docstring."""
         routing = self.effective_routing
         layers = self.new_layers()
         for name in ("conv1", "conv2"):

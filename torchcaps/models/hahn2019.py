@@ -76,7 +76,7 @@ class Hahn2019(CapsuleSpec):
         return "log_activation" if head == "activation" else head
 
     def build_network(self) -> CapsuleNetwork:
-        """Build the layers of the table."""
+        """Build the network with the layers in the table of the class docstring."""
         routing = self.effective_routing
         layers = self.new_layers()
         add_resnet(layers, self.stages, stem=self.stages[0][0], projection=False)

@@ -79,7 +79,7 @@ class Heinsen2019(CapsuleSpec):
         self.check_square(self.dim)
 
     def build_network(self) -> CapsuleNetwork:
-        """Build the layers of the table."""
+        """Build the network with the layers in the table of the class docstring."""
         routing = self.effective_routing
         layers = self.new_layers()
         layers.add("coords", CoordinateChannels(), layers.channels + 2)

@@ -86,7 +86,7 @@ class Hinton2018(CapsuleSpec):
         self.check_square(self.dim)
 
     def build_network(self) -> CapsuleNetwork:
-        """Build the layers of the table."""
+        """Build the network with the layers in the table of the class docstring."""
         layers = self.new_layers()
         layers.conv("conv1", self.width, 5, stride=2)
         layers.relu()

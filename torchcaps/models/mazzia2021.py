@@ -91,7 +91,7 @@ class Mazzia2021(CapsuleSpec):
             )
 
     def build_network(self) -> CapsuleNetwork:
-        """Build the layers of the table."""
+        """Build the network with the layers in the table of the class docstring."""
         layers = self.new_layers()
         for index, sizes in enumerate(zip(self.widths, self.kernels, self.strides, strict=True), start=1):
             layers.conv(f"conv{index}", *sizes)

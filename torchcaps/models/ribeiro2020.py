@@ -112,7 +112,7 @@ class Ribeiro2020(CapsuleSpec):
         return "log_activation" if head == "activation" and not self.official else head
 
     def build_network(self) -> CapsuleNetwork:
-        """Build the layers of the table."""
+        """Build the network with the layers in the table of the class docstring."""
         routing = self.effective_routing
         options: dict[str, Any] = {"routing": routing, "pose": "matrix"}
         if isinstance(routing, VariationalBayes):

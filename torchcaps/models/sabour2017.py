@@ -95,7 +95,7 @@ class Sabour2017(CapsuleSpec):
         return replace(routing, bias=True) if self.official and isinstance(routing, Dynamic) else routing
 
     def build_network(self) -> CapsuleNetwork:
-        """Build the layers of the table."""
+        """Build the network with the layers in the table of the class docstring."""
         routing = self.effective_routing
         same = self.padding == "same"
         leak = isinstance(routing, Dynamic) and routing.leak

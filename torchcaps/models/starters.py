@@ -58,7 +58,7 @@ class PhotoCaps(CapsuleSpec):
     primary_activation: Literal["layer_norm", "squash"] = "layer_norm"
 
     def build_network(self) -> CapsuleNetwork:
-        """Build the layers of the table."""
+        """Build the network with the layers in the table of the class docstring."""
         layers = self.new_layers()
         first, *others = self.channels
         layers.conv("conv1", first, 3, stride=2, padding=1, bias=False)

@@ -126,7 +126,7 @@ class Tsai2020(_BackboneSpec):
         return _resolve_head(self.classifier, self.effective_routing)
 
     def build_network(self) -> CapsuleNetwork:
-        """Build the layers of the table."""
+        """Build the network with the layers in the table of the class docstring."""
         routing = self.effective_routing
         layers = self.new_layers()
         self.add_backbone(layers, kernel=3, stride=2, padding=1)
@@ -194,7 +194,7 @@ class Tsai2020Dynamic(_BackboneSpec):
     dim: int = 16
 
     def build_network(self) -> CapsuleNetwork:
-        """Build the layers of the table."""
+        """Build the network with the layers in the table of the class docstring."""
         layers = self.new_layers()
         self.add_backbone(layers, kernel=9)
         simple = self.backbone == "simple"
@@ -254,7 +254,7 @@ class Tsai2020EM(_BackboneSpec):
         self.check_square(self.dim)
 
     def build_network(self) -> CapsuleNetwork:
-        """Build the layers of the table."""
+        """Build the network with the layers in the table of the class docstring."""
         layers = self.new_layers()
         self.add_backbone(layers, kernel=4, stride=2, padding=1, norm=True)
         add_em_capsules(layers, self, self.types)
@@ -338,7 +338,7 @@ class Tsai2020Diverse(CapsuleSpec):
         return _resolve_head(self.classifier, self.effective_routing)
 
     def build_network(self) -> CapsuleNetwork:
-        """Build the layers of the table."""
+        """Build the network with the layers in the table of the class docstring."""
         routing = self.effective_routing
         layers = self.new_layers()
         layers.conv("conv1", self.width, 3, stride=2, padding=1)

@@ -92,7 +92,7 @@ class Yang2021(CapsuleSpec):
         return routing
 
     def build_network(self) -> CapsuleNetwork:
-        """Build the layers of the table."""
+        """Build the network with the layers in the table of the class docstring."""
         same = self.padding == "same"
         layers = self.new_layers()
         layers.conv("conv1", self.width, 9, padding=4 if same else 0)

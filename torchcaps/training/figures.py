@@ -166,6 +166,7 @@ def _show(axes: Any, image: Tensor) -> None:
 
 
 def _to_rgb(image: Tensor) -> Tensor:
+    """Return an image as RGB ``[3, H, W]`` in 0..1: of two objects ``[2, C, H, W]``, an overlay in two colors."""
     if image.ndim == 4:
         image = overlay_two_colors(*image[:2]) if len(image) > 1 else image[0]
     return as_rgb(image)

@@ -63,7 +63,7 @@ _ROWS = {
 
 
 def _cifar100_run(model: str, ten: Run) -> Run:
-    """Return the run on CIFAR-100 with the overrides of the run on CIFAR-10."""
+    """Return the run of a CIFAR-100 model with the settings per scale (cpu, long) of its run on CIFAR-10."""
     return Run(model, cpu=ten.cpu, long=ten.long)
 
 
