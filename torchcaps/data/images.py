@@ -82,10 +82,24 @@ def check_pixels(image: Any, max_megapixels: float) -> None:
     A small file can have any number of pixels: a PNG of 650 KB takes 2 GB of memory.
     """
     if image.width * image.height > 1e6 * max_megapixels:
-        raise DataError(
-            f"{image.width}x{image.height} pixels exceed the limit of {max_megapixels:g} megapixels, which "
-            "max_megapixels (--max-megapixels; in training and evaluation --data.max-megapixels) changes"
-        )
+        raise _too_many_pixels(f"{image.width}x{image.height} pixels exceed", max_megapixels)
+
+
+def _too_many_pixels(found: str, max_megapixels: float) -> DataError:
+    """Return the error for an image with more pixels than the limit."""
+    return DataError(
+        f"{found} the limit of {max_megapixels:g} megapixels, which "
+        "max_megapixels (--max-megapixels; in training and evaluation --data.max-megapixels) changes"
+    )
+
+
+def _open_image(path: Path, max_megapixels: float) -> Any:
+    """Open an image file without decoding it; raise a DataError if Pillow rejects its number of pixels."""
+    pillow = import_optional("PIL.Image", "reading images")
+    try:
+        return pillow.open(path, formats=IMAGE_FORMATS)
+    except (pillow.DecompressionBombError, pillow.DecompressionBombWarning) as error:
+        raise _too_many_pixels("its pixels exceed", max_megapixels) from error
 
 
 def infer_format(
@@ -101,7 +115,7 @@ def infer_format(
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error", pillow.DecompressionBombWarning)
-                with pillow.open(path, formats=IMAGE_FORMATS) as image:
+                with _open_image(path, max_megapixels) as image:
                     check_pixels(image, max_megapixels)
                     rotated = image.getexif().get(EXIF_ORIENTATION, 1) >= 5
                     sizes.append((image.width, image.height) if rotated else (image.height, image.width))
@@ -200,7 +214,7 @@ def read_image(path: Path, image_format: ImageFormat, fill: str = "black", backg
     operations = import_optional("PIL.ImageOps", "reading images")
     height, width = image_format.size
     with contextlib.ExitStack() as stack:
-        file = stack.enter_context(pillow.open(path, formats=IMAGE_FORMATS))
+        file = stack.enter_context(_open_image(path, image_format.max_megapixels))
         check_pixels(file, image_format.max_megapixels)
         if file.width * file.height > LARGE_IMAGE_PIXELS:
             stack.enter_context(_one_large_image)
