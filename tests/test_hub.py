@@ -100,6 +100,12 @@ def test_files_that_would_exhaust_time_or_memory_are_rejected(name: str, saved: 
         HubModel.from_pretrained(str(saved[1]))
 
 
+def test_missing_weights_are_not_blamed_on_the_config(saved: tuple[Network, Path]) -> None:
+    (saved[1] / "model.safetensors").unlink()
+    with pytest.raises(HubError, match=r"^\S*model\.safetensors is missing"):
+        HubModel.from_pretrained(str(saved[1]))
+
+
 def test_weights_of_another_kind_are_rejected(saved: tuple[Network, Path]) -> None:
     weights = saved[1] / "model.safetensors"
     state = load_file(weights)

@@ -177,10 +177,12 @@ def _build(config: dict[str, Any], path: Path, weights: Path) -> Network:
         meta = build_model_on_meta(config["model"], **fields)
         limit_batch_size(meta, 1)
         if not weights.is_file() or meta.n_parameters * 2 > weights.stat().st_size:  # at least, in half precision
-            raise ValueError(f"{weights.name} is missing or too small for this model")
+            raise HubError(f"{weights} is missing or too small for the model of {path.name}")
         if weights.stat().st_size > max_checkpoint_bytes(meta):
-            raise ValueError(f"{weights.name} is larger than the weights of this model")
+            raise HubError(f"{weights} is larger than the weights of the model of {path.name}")
         return create_model(config["model"], **fields)  # memory is allocated here
+    except HubError:
+        raise
     except (ValueError, TypeError, RuntimeError, KeyError, AttributeError, RecursionError) as error:
         raise HubError(f"{path} has invalid fields: {' '.join(str(error).split())[:200]}") from error
 
