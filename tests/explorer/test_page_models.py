@@ -1,6 +1,8 @@
 """The page in a real browser, for models of several kinds, alone and compared."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from torch import Tensor
 from tests.explorer.helpers import array, small_run, untrained_run
 from tests.explorer.live import Visit, launched, running
 from tests.sampling import sample
+from torchcaps.data import ImageSet
 from torchcaps.explorer import ExploredRun
 from torchcaps.models import MODELS
 
@@ -165,6 +168,26 @@ def check_keyboard(browser: Any) -> None:
         assert visit.page.locator("[role=tab][tabindex='0']").count() == 1
 
 
+def check_class_names(browser: Any) -> None:
+    """Names of classes are complete and do not overlap, also with few classes; a long one stays inside its panel."""
+    names = ("airplane", "cat", "a class with a name that is longer than a phone is wide")
+    run = small_run(classes=3)
+    run.run = replace(run.run, classes=names)
+    images = torch.randint(0, 256, (9, *run.shape), dtype=torch.uint8)
+    run.dataset, run.n_samples = ImageSet("named", "test", images, torch.arange(9) % 3, names), 9
+    with running([run]) as address, Visit(browser, address) as visit:
+        visit.page.set_viewport_size({"width": 390, "height": 844})
+        visit.wait("document.querySelectorAll('#panel-stats .cell').length === 9")
+        labels = visit.page.locator("#panel-stats svg").first.locator("text.tick")
+        assert labels.all_text_contents().count("airplane") == 2
+        boxes = [label.bounding_box() for label in labels.all()]
+        assert max(min(box["width"], box["height"]) for box in boxes) <= 20  # letters are not magnified
+        columns = sorted((box["x"], box["x"] + box["width"]) for box in boxes[1::2])
+        assert all(end <= start for (_, end), (start, _) in pairwise(columns))
+        panel, menu = (visit.page.locator(name).bounding_box() for name in ("#panel-equation", "#parent"))
+        assert menu["x"] + menu["width"] <= panel["x"] + panel["width"]
+
+
 SCENARIOS: dict[str, Callable[[Any], None]] = {
     "no-capsules": check_network_without_capsules,
     "controls": check_controls_follow_the_run_with_capsules,
@@ -174,6 +197,7 @@ SCENARIOS: dict[str, Callable[[Any], None]] = {
     "tour": check_tour_lets_people_draw,
     "tour-of-parts": check_tour_names_existing_parts,
     "keyboard": check_keyboard,
+    "class-names": check_class_names,
 }
 
 

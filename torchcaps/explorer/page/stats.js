@@ -5,6 +5,9 @@ import { shorten } from "./classes.js";
 import { sentence } from "./panel.js";
 
 const POLL_MS = 1000;
+const WIDTH = 420; // of the confusion matrix with its labels, whatever the number of classes: letters keep their size
+const LETTER = 7.4; // width of a letter of a label
+const NAME_LENGTH = 18; // letters of a class name
 
 export const statsPanel = {
   id: "stats",
@@ -32,8 +35,12 @@ export const statsPanel = {
 function confusion(ctx, run, counts) {
   const { classes } = ctx.info.runs[run];
   const n = counts.length;
-  const left = 60;
-  const size = Math.min(30, (420 - left) / n);
+  const names = classes.map((name) => shorten(name, NAME_LENGTH));
+  const longest = LETTER * Math.max(...names.map((name) => name.length));
+  const left = Math.max(60, longest + 12);
+  const size = Math.min(60, (WIDTH - left) / n);
+  const upright = longest <= size;
+  const top = upright ? 18 : longest + 8;
   const off = Math.max(1, ...counts.flatMap((row, i) => row.filter((_, j) => i !== j)));
   const on = Math.max(1, ...counts.map((row, i) => row[i]));
   const cells = counts.flatMap((row, i) => row.map((count, j) => {
@@ -42,14 +49,19 @@ function confusion(ctx, run, counts) {
     const color = i === j ? cssColor(MAPS.viridis, 0.1 + 0.35 * strength) : cssColor(MAPS.puor, 0.5 + strength / 2);
     const label = `label ${classes[i]}, predicted ${classes[j]}: ${count} images`;
     return withTip(s("g", { class: "cell", "data-count": count, ...(count ? selectable(`cell ${i} ${j}`, label, show) : {}) },
-      s("rect", { x: left + j * size, y: 18 + i * size, width: size - 1, height: size - 1, fill: count ? color : "var(--track)" }),
-      size >= 14 && count ? text(left + (j + 0.5) * size, 18 + (i + 0.62) * size, count, { "text-anchor": "middle", class: i === j || strength > 0.7 ? "on-dark" : "on-light", "font-size": Math.min(11, size / 2.4) }) : null), label);
+      s("rect", { x: left + j * size, y: top + i * size, width: size - 1, height: size - 1, fill: count ? color : "var(--track)" }),
+      size >= 14 && count ? text(left + (j + 0.5) * size, top + (i + 0.62) * size, count, { "text-anchor": "middle", class: i === j || strength > 0.7 ? "on-dark" : "on-light", "font-size": Math.min(11, size / 2.4) }) : null), label);
   }));
-  const labels = size < 9 ? [] : classes.map((name, i) => [
-    text(left - 6, 18 + (i + 0.65) * size, shorten(name, 8), { "text-anchor": "end", class: "tick" }),
-    n <= 12 ? text(left + (i + 0.5) * size, 12, shorten(name, 4), { "text-anchor": "middle", class: "tick" }) : null,
-  ]);
-  return drawing(left + n * size + 2, 20 + n * size, `Confusion matrix of ${n} classes`, cells, labels);
+  const labels = size < 9 ? [] : names.map((name, i) => {
+    const x = left + (i + 0.5) * size;
+    return [
+      text(left - 6, top + (i + 0.5) * size + 4, name, { "text-anchor": "end", class: "tick" }),
+      upright
+        ? text(x, 12, name, { "text-anchor": "middle", class: "tick" })
+        : text(x + 4, top - 4, name, { class: "tick", transform: `rotate(-90 ${x + 4} ${top - 4})` }),
+    ];
+  });
+  return drawing(WIDTH + 2, top + 2 + n * size, `Confusion matrix of ${n} classes`, cells, labels);
 }
 
 function histogram(score, { bins, present, absent }) {
