@@ -318,3 +318,15 @@ def test_figure_with_and_without_examples(tmp_path: Path) -> None:
     draw_attack({"LeNet, a name that is long": bare, "constant": constant}, tmp_path / "two.svg")
     assert (tmp_path / "one.png").stat().st_size > 10_000
     assert (tmp_path / "two.svg").stat().st_size > 10_000
+
+
+def test_figure_wraps_long_class_names(tmp_path: Path) -> None:
+    """A long name below the bars would leave them no height."""
+    model, images, labels = overfitted_model()
+    result = attack(model, images, labels, eps=0.1, n_examples=0)
+    assert isinstance(result, AttackResult)
+    classes = [f"photograph of a very small object {n}" for n in range(len(result.predicted))]
+    draw_attack({"LeNet": result}, tmp_path / "named.svg", classes=classes)
+    text = (tmp_path / "named.svg").read_text()
+    assert "<!-- photograph of -->" in text
+    assert not any(name in text for name in classes)

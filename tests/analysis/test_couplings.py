@@ -201,3 +201,13 @@ def test_figure(name: str, tmp_path: Path) -> None:
     assert isinstance(result.layers[0], LayerCouplings)
     draw_couplings(result, tmp_path / "maps.png", name, n=1)
     assert (tmp_path / "maps.png").stat().st_size > 0
+
+
+def test_figure_wraps_long_class_names(tmp_path: Path) -> None:
+    """A long name would cover the titles of the neighbouring maps."""
+    _, result = maps_of("sabour2017_mnist", 2)
+    classes = [f"photograph of a very small object {n}" for n in range(10)]
+    draw_couplings(result, tmp_path / "maps.svg", n=1, classes=classes)
+    text = (tmp_path / "maps.svg").read_text()
+    assert "<!-- photograph of a -->" in text
+    assert not any(name in text for name in classes)

@@ -20,6 +20,7 @@ from torchcaps.models import Network
 __all__ = ["AttackOptions", "AttackResult", "attack", "draw_attack"]
 
 DEGENERATE_FRACTION = 0.9  # of the images predicted as one class: from here on a result is called degenerate
+LABEL_CHARACTERS = 14  # of a line of a class name
 HATCHES = ("", "//", "..", "xx", "--", "++", "oo")
 
 
@@ -227,7 +228,7 @@ def _row_label(name: str, result: AttackResult) -> str:
 def _class_label(predicted: Tensor, classes: Sequence[str] | None) -> str:
     """Return the names of predicted classes, wrapped."""
     names = [str(n) if classes is None else classes[int(n)] for n in predicted.nonzero()[:, 0].tolist()]
-    return textwrap.fill(" + ".join(names) or "none", 14)
+    return textwrap.fill(" + ".join(names) or "none", LABEL_CHARACTERS)
 
 
 def _draw_predicted(axes: Any, results: Mapping[str, AttackResult], classes: Sequence[str] | None) -> None:
@@ -245,7 +246,9 @@ def _draw_predicted(axes: Any, results: Mapping[str, AttackResult], classes: Seq
             axes.hlines(true, ticks - 0.45, ticks + 0.45, color="black", linewidth=1.2, label="true")
             if n_classes <= 20:
                 names = list(map(str, ticks)) if classes is None else list(classes)
-                axes.set_xticks(ticks, names, rotation=90 if max(map(len, names)) > 2 else 0, fontsize=8)
+                is_rotated = max(map(len, names)) > 2
+                labels = [textwrap.fill(name, LABEL_CHARACTERS) for name in names] if is_rotated else names
+                axes.set_xticks(ticks, labels, rotation=90 if is_rotated else 0, fontsize=8)
     style_axes(axes, x="predicted class after the attack", y="images, %")
     columns = 2 if max(map(len, results)) > 16 else 4
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=columns, fontsize=8, frameon=False)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["NEARLY_UNIFORM", "draw_couplings", "is_nearly_uniform"]
 
 NEARLY_UNIFORM_ENTROPY = 0.99  # normalised; above it couplings differ little from those without routing
+LABEL_CHARACTERS = 16  # of a class name over an image
 NEARLY_UNIFORM = "routing is nearly uniform: the couplings differ little from equal ones, as without routing"
 
 
@@ -89,7 +90,8 @@ def _draw_maps(
             if column == 0:
                 show_image(axes, image[:1] if len(image) == 2 else image)
                 label = int(result.classes[index])
-                axes.set_title(f"class {label}" if classes is None else classes[label], fontsize=9)
+                name = f"class {label}" if classes is None else classes[label]
+                axes.set_title(textwrap.fill(name, LABEL_CHARACTERS), fontsize=9)
                 continue
             colors = {"cmap": "PuOr_r", "vmin": layer.uniform - largest, "vmax": layer.uniform + largest}
             heat_map = axes.imshow(maps[row, column - 1].numpy(), extent=extent, interpolation="nearest", **colors)
