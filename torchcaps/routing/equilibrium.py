@@ -84,7 +84,8 @@ class Equilibrium(Routing):
     that the graph computes the same values. The time of the export grows with ``max_steps``.
 
     Inside transforms of `torch.func` (``vmap``, ``grad``, ``jvp``), which can't stop by value, the gradient is that of
-    ``max_steps`` further steps from the fixed point, which tends to the implicit one and takes their memory.
+    ``max_steps`` further steps from the fixed point, which tends to the implicit one and takes their memory. An image
+    whose fixed point is not reached within ``max_steps`` has other values there, those after twice as many steps.
 
     Deviation: a layer compiled by `torch.compile` takes 12 plain steps and the gradient of the last one, since it can't
     stop by value.
