@@ -33,9 +33,11 @@ from torchcaps.models import create_model
 ROW = "uniform"
 
 
-def write_training(directory: Path, comparison: Comparison, lr: float, seed: int, val: float, **fields: Any) -> None:
+def write_training(
+    directory: Path, comparison: Comparison, lr: float, seed: int, val: float, row: str = ROW, **fields: Any
+) -> None:
     """Write the record of a training that was not run."""
-    cell = RoutingCell(comparison, ROW, lr, seed)
+    cell = RoutingCell(comparison, row, lr, seed)
     values = {"status": "finished", "val_accuracy": val, "test_accuracy": 1 - val, "affine_accuracy": val / 2}
     record = {"lr": lr, "settings": cell.spec().record_name(), **values, **fields}
     path = directory / cell.file
@@ -100,6 +102,29 @@ def test_interval_of_the_mean() -> None:
     assert mean.half_width == pytest.approx(4.303 * 0.01 / 3**0.5)
     assert mean.text(3) == "98.00 ± 2.48"
     assert Mean((0.5,)).text(3) == "50.00 (1 of 3 seeds)"
+
+
+def test_means_differ_if_the_interval_of_the_difference_excludes_zero() -> None:
+    """Of three values each, with a standard deviation of 0.01, 4 degrees of freedom: 2.776 * 0.01 * sqrt(2 / 3)."""
+    mean, half = Mean((0.50, 0.51, 0.52)), 2.776 * 0.01 * (2 / 3) ** 0.5
+    for distance, verdict in ((0.99 * half, None), (1.01 * half, True)):
+        higher = Mean(tuple(value + distance for value in mean.values))
+        assert higher.exceeds(mean) is verdict
+        assert mean.exceeds(higher) is (None if verdict is None else not verdict)
+    assert Mean((0.5,)).exceeds(mean) is None
+
+
+def test_page_names_the_rows_that_differ_from_uniform_couplings(tmp_path: Path) -> None:
+    for name, accuracies in {"uniform": (0.80, 0.82), "em": (0.30, 0.32), "dynamic": (0.81, 0.83)}.items():
+        comparison_lr = SMOKE.lrs[-1]
+        for lr in SMOKE.lrs[:-1]:
+            write_training(tmp_path, SMOKE, lr, 0, val=0.0, row=name)
+        for seed, accuracy in zip(SMOKE.seeds, accuracies, strict=True):
+            write_training(tmp_path, SMOKE, comparison_lr, seed, val=1 - accuracy, row=name)
+    text = render_page(tmp_path, (SMOKE,))
+    assert "- accuracy: higher with none; lower with `em`." in text
+    assert "Margin: `uniform`, `dynamic`; spread: `em`." in text
+    assert "may be better: `uniform`, `dynamic`, `em`." in text
 
 
 def test_affine_test_images_are_transformed_before_standardisation() -> None:

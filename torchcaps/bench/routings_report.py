@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from torchcaps.bench.routings import (
 __all__ = ["HEADINGS", "RoutingRow", "draw_routings", "read_rows", "render_page"]
 
 NOT_RUN, DIVERGED = "not run", "diverged"
+UNIFORM = "uniform"
 HEADINGS = ("routing", "accuracy", "affine", "learning rate", "time per step", "memory", "parameters")
 TITLES = {"mnist": "MNIST", "cifar10": "CIFAR-10", "digits": "digits"}
 
@@ -49,6 +51,19 @@ class Mean:
         """Half of the width of the interval; ``None`` for one value."""
         n = len(self.values)
         return student_quantile(n - 1) * statistics.stdev(self.values) / math.sqrt(n) if n > 1 else None
+
+    def exceeds(self, other: "Mean") -> bool | None:
+        """Return whether the mean is higher than another one, ``None`` if the 95 % interval includes no difference.
+
+        By Student's t test of two means with a common variance.
+        """
+        n, m = len(self.values), len(other.values)
+        if n < 2 or m < 2:
+            return None
+        squares = (n - 1) * statistics.variance(self.values) + (m - 1) * statistics.variance(other.values)
+        half = student_quantile(n + m - 2) * math.sqrt(squares / (n + m - 2) * (1 / n + 1 / m))
+        difference = self.mean - other.mean
+        return None if abs(difference) <= half else difference > 0
 
     def text(self, n_expected: int) -> str:
         """Return percent with the interval; the number of seeds if some are missing."""
@@ -197,7 +212,45 @@ def _render_table(directory: Path, comparison: Comparison) -> str:
     for row in read_rows(directory, comparison):
         name, *others = row.cells()
         lines.append("| " + " | ".join(["plain CNN" if name == CNN else f"`{name}`", *others]) + " |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_render_comparison(read_rows(directory, comparison), comparison)]) + "\n"
+
+
+def _render_comparison(rows: list[RoutingRow], comparison: Comparison) -> Iterator[str]:
+    """Yield the sentences below a table: rows unlike uniform couplings, and rates at an end of the grid."""
+    complete = [row for row in rows if row.accuracy and row.affine and len(row.accuracy.values) == row.n_seeds > 1]
+    uniform = next((row for row in complete if row.name == UNIFORM), None)
+    others = [row for row in complete if row.name != UNIFORM]
+    if uniform is None or not others:
+        return
+    yield ""
+    yield (
+        f"Differences from uniform couplings whose 95 % interval excludes zero (Student's t, {uniform.n_seeds} seeds "
+        f"each; of {len(others)} comparisons without any difference one in twenty would do so):"
+    )
+    yield ""
+    for title, field in (("accuracy", "accuracy"), ("affine", "affine")):
+        verdicts = {row.name: getattr(row, field).exceeds(getattr(uniform, field)) for row in others}
+        higher, lower = ([name for name in verdicts if verdicts[name] is kind] for kind in (True, False))
+        yield f"- {title}: higher with {_enumerate(higher)}; lower with {_enumerate(lower)}."
+    losses = {
+        row.name: RoutingCell(comparison, row.name, comparison.lrs[0], 0).spec().recipe.loss.name for row in complete
+    }
+    groups = [(loss, [name for name in losses if losses[name] == loss]) for loss in sorted(set(losses.values()))]
+    by_loss = "; ".join(f"{loss.replace('_', '-')}: {_enumerate(names)}" for loss, names in groups)
+    yield f"- Rows with different losses can differ because of these. {by_loss[0].upper()}{by_loss[1:]}."
+    ends = [row.name for row in complete if row.lr in (min(comparison.lrs), max(comparison.lrs))]
+    if ends:
+        yield f"- The learning rate is at an end of the grid, so that one beyond it may be better: {_enumerate(ends)}."
+
+
+def _enumerate(names: list[str]) -> str:
+    """Return names as a phrase."""
+    return ", ".join(map(_label, names)) or "none"
+
+
+def _label(name: str) -> str:
+    """Return the name of a row in Markdown."""
+    return "the plain CNN" if name == CNN else f"`{name}`"
 
 
 def draw_routings(directory: Path, comparisons: tuple[Comparison, ...], out: Path) -> bool:
