@@ -117,6 +117,15 @@ def test_weights_of_another_kind_are_rejected(saved: tuple[Network, Path]) -> No
         HubModel.from_pretrained(str(saved[1]))
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("/no/such/directory", "neither a directory nor a name"), ("user/model", "user/model can't be loaded")],
+)
+def test_names_that_do_not_exist(name: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(HubError, match=message):
+        HubModel.from_pretrained(name, local_files_only=True, cache_dir=tmp_path)
+
+
 def test_invalid_arguments() -> None:
     with pytest.raises(ValueError, match="list_models"):
         HubModel(torch.nn.Linear(2, 2))  # type: ignore[arg-type]

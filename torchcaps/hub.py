@@ -22,6 +22,7 @@ from torchcaps.training.limits import build_model_on_meta, limit_batch_size, max
 
 try:
     from huggingface_hub import PyTorchModelHubMixin
+    from huggingface_hub.errors import HFValidationError
 except ImportError as error:
     raise ImportError("torchcaps.hub needs huggingface_hub: pip install 'torchcaps[hub]'") from error
 
@@ -118,7 +119,13 @@ class HubModel(nn.Module, PyTorchModelHubMixin, library_name="torchcaps", tags=[
         config = Path(pretrained_model_name_or_path) / CONFIG
         if config.parent.is_dir():
             _read_config(config)  # the library would read a FIFO, a file of any size, or raise errors of many types
-        return super().from_pretrained(pretrained_model_name_or_path, **options)
+        name = str(pretrained_model_name_or_path)
+        try:
+            return super().from_pretrained(pretrained_model_name_or_path, **options)
+        except HFValidationError as error:
+            raise HubError(f"{name} is neither a directory nor a name of the Hub, such as 'user/model'") from error
+        except OSError as error:  # no connection, no such repository or file, no access
+            raise HubError(f"{name} can't be loaded from the Hub: {reason_of(error).splitlines()[0]}") from error
 
     @classmethod
     def _from_pretrained(
