@@ -136,6 +136,28 @@ def test_a_network_above_chance_is_judged(tmp_path: Path) -> None:
     assert (verdict.kind, verdict.reason) == HOLDS  # 11 %
 
 
+@pytest.mark.parametrize(
+    ("published", "outcome"),
+    [
+        (24.0, HOLDS),  # halfway between 24 and 90 % is 57 %
+        (23.0, (VerdictKind.TOO_SHORT, VerdictReason.NEAR_CHANCE)),
+        (None, HOLDS),
+    ],
+)
+def test_networks_at_the_start_of_their_training_are_not_compared(
+    published: float | None, outcome: Outcome, tmp_path: Path
+) -> None:
+    """Both lengths are alike, but the worse network has an error of 56.6 %, near the 90 % of constant predictions."""
+    store, runs = smoke_store(tmp_path), make_runs("ab")
+    for name, errors, half in (("a", (3_000, 3_010), (3_100, 3_110)), ("b", (5_650, 5_660), (5_700, 5_710))):
+        write_errors(store, runs[name], errors)
+        write_errors(store, runs[name].halved(), half)
+    rows = tuple(TableRow(name, {"error": Cell(published, run)}) for name, run in runs.items())
+    item = Item("t", "Table", "A table.", {"error": "test error, %"}, rows, (A_IS_BETTER,))
+    verdict = judge(Results(item, store), A_IS_BETTER)
+    assert (verdict.kind, verdict.reason) == outcome
+
+
 def test_chance_is_the_fraction_of_the_largest_class() -> None:
     config: dict[str, Any] = {"data": "mnist", "data_options": {}, "test_data": "", "test_options": {}}
     results = {"n": 100, "class_counts": [40] + 6 * [10]}

@@ -26,6 +26,7 @@ REASON_SENTENCE = {
     VerdictReason.STILL_CHANGING: (
         "{differences} may change with training: from half to full length the two numbers improved{changes}."
     ),
+    VerdictReason.NEAR_CHANCE: "A network is nearer to a constant prediction than to the published number.",
     VerdictReason.AT_CHANCE: "A network is not significantly better than a constant prediction.",
     VerdictReason.DIVERGED: "A training run diverged.",
 }

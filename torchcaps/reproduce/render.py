@@ -48,6 +48,7 @@ REASON_TEXT = {
     VerdictReason.HALF_LENGTH_MISSING: "no runs of half the length",
     VerdictReason.HALF_LENGTH_OTHER_SIGN: "other sign at half length",
     VerdictReason.STILL_CHANGING: "still changing with training",
+    VerdictReason.NEAR_CHANCE: "nearer to chance than to the published number",
     VerdictReason.AT_CHANCE: "at chance",
     VerdictReason.DIVERGED: "diverged",
 }

@@ -68,8 +68,9 @@ A claim of a paper **holds** or is **contradicted** only if all of the following
   image. The variance between seeds is estimated from the rows of a column that have several seeds.
 - Training has converged: runs of half the length, each with a complete schedule of its own, give a difference of the
   same sign, and from half to full length neither number changes by as much as the difference. Measurements on trained
-  networks are repeated on the half-length networks. Costs, parameter counts and the like are exempt; the reason is
-  stated.
+  networks are repeated on the half-length networks. Networks whose accuracy is nearer to that of a constant prediction
+  than to the published one are not compared: at the start of a training two lengths can differ little because neither
+  has learned much. Costs, parameter counts and the like are exempt; the reason is stated.
 
 It is **undecided** if one of the first two is false, and **too short to judge** if only the third is, or if half-length
 runs are missing. Nothing is concluded from a network whose accuracy is not significantly above that of a constant

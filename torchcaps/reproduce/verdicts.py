@@ -5,8 +5,10 @@ A claim *holds* or is *contradicted* only if
 a. both numbers are means over two seeds or more (measurements that do not depend on a seed are exempt),
 b. the 95 % interval of their difference excludes zero, and
 c. training has converged: runs of half the length, with complete schedules of their own, give a difference of the same
-   sign, and from half to full length neither number changes by as much as the difference. A claim for which training
-   length does not matter declares so, with a reason (`Claim.convergence`).
+   sign, and from half to full length neither number changes by as much as the difference. A network whose accuracy
+   is nearer to that of a constant prediction than to the published one has not: at the start of a training two lengths
+   can differ little because neither has learned much. A claim for which training length does not matter declares so,
+   with a reason (`Claim.convergence`).
 
 It is *undecided* if (a) or (b) fails and *too short to judge* if (c) does. Nothing is concluded from networks at chance
 level or from diverged runs: such a claim is *not judged*.
@@ -49,6 +51,7 @@ class VerdictReason(enum.Enum):
     HALF_LENGTH_MISSING = "half_length_missing"
     HALF_LENGTH_OTHER_SIGN = "half_length_other_sign"
     STILL_CHANGING = "still_changing"  # from half to full length by as much as the difference
+    NEAR_CHANCE = "near_chance"  # nearer to it than to the published number
     AT_CHANCE = "at_chance"
     DIVERGED = "diverged"
 
@@ -113,6 +116,9 @@ def judge(results: Results, claim: Claim) -> Verdict:
     if any(_is_at_chance(results, cell) for cell in cells):
         return dataclasses.replace(verdict, kind=VerdictKind.NOT_JUDGED, reason=VerdictReason.AT_CHANCE)
     kind, reason = _judge_difference(verdict, exact=all(isinstance(cell.source, ParameterCount) for cell in cells))
+    is_settled = kind is not VerdictKind.UNDECIDED
+    if is_settled and claim.convergence == "training" and any(_is_near_chance(results, cell) for cell in cells):
+        kind, reason = VerdictKind.TOO_SHORT, VerdictReason.NEAR_CHANCE
     return dataclasses.replace(verdict, kind=kind, reason=reason)
 
 
@@ -178,6 +184,18 @@ def _is_at_chance(results: Results, cell: Cell) -> bool:
     """Return whether a network behind a cell has a seed whose accuracy is not significantly above chance level."""
     runs = _runs_of(cell.source)
     return any(_record_is_at_chance(record) for run in runs for _, record in results.records(run))
+
+
+def _is_near_chance(results: Results, cell: Cell) -> bool:
+    """Return whether the accuracy of a training run is nearer to that of a constant prediction than to the paper's."""
+    ours = results.mean(cell)
+    if not isinstance(cell.source, Run) or cell.metric not in ("error", "accuracy") or not cell.printed or ours is None:
+        return False
+    chances = [chance_accuracy(record) for _, record in results.records(cell.source)]
+    if not chances or chances[0] is None:
+        return False
+    chance = 100 * (chances[0] if cell.metric == "accuracy" else 1 - chances[0])
+    return abs(ours[0] - chance) < abs(ours[0] - cell.printed.value)
 
 
 def _runs_of(source: Source | None) -> Iterator[Run]:

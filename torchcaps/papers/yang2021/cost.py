@@ -83,7 +83,7 @@ FIG_4 = Item(
     ),
     claims=tuple(
         Claim(
-            "a training step is faster than with dynamic routing",
+            "a training step is faster than with our dynamic routing",
             (label, "saved"),
             ("Dynamic", "saved"),
             lower_is_better=False,
