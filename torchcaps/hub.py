@@ -67,7 +67,7 @@ class HubModel(nn.Module, PyTorchModelHubMixin, library_name="torchcaps", tags=[
             raise ValueError(f"classes must have {model.spec.classes} names, got {len(self.classes)}")
 
     def forward(self, images: Tensor, labels: Tensor | None = None, trace: bool = False) -> Output:
-        """Call the model."""
+        """Return the output of the model for images ``[B, C, H, W]``."""
         return self.model(images, labels, trace)
 
     def config(self) -> dict[str, Any]:

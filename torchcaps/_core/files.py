@@ -49,6 +49,7 @@ def staging_directory(directory: Path, sweep: bool = True) -> Iterator[Path]:
 
 
 def _make_private(directory: Path) -> Path:
+    """Return a new private subdirectory named with `STAGING_PREFIX`; create ``directory`` if it is missing."""
     for _ in range(10):
         directory.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):  # another process removed the directory while it was empty

@@ -102,6 +102,7 @@ def split_labels(labels: Tensor, n_classes: int, n_objects: int = 1, name: str =
         if is_readable(labels):
 
             def describe_repetition(image: float) -> Exception | None:
+                """Return the error for the index of an image with a repeated class, ``None`` for a negative index."""
                 if image < 0:
                     return None
                 return ValueError(
@@ -116,6 +117,7 @@ def split_labels(labels: Tensor, n_classes: int, n_objects: int = 1, name: str =
         if is_readable(hot):
 
             def describe_count(n_labels: float) -> Exception | None:
+                """Return the error for an image with this many classes, ``None`` if there are ``n_objects``."""
                 if n_labels == n_objects:
                     return None
                 return ValueError(

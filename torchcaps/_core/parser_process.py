@@ -110,6 +110,7 @@ class _ParserProcess:
         return arrays
 
     def _send(self, request: dict[str, Any]) -> None:
+        """Write a request to the process as a line of JSON; raise an EOFError if the process no longer reads."""
         assert self.process.stdin is not None
         try:
             self.process.stdin.write(json.dumps(request).encode() + b"\n")
@@ -118,6 +119,7 @@ class _ParserProcess:
             raise EOFError from None
 
     def _receive_line(self) -> bytes:
+        """Return the next line that the process writes; raise an EOFError if its output ends before a newline."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line.endswith(b"\n"):

@@ -119,6 +119,7 @@ def permute_indices(positions: Tensor, length: int, seed: int, epoch: int) -> Te
     keys = [hash64(key + number) for number in range(2 * FEISTEL_ROUNDS)]
 
     def permute_once(index: Tensor) -> Tensor:
+        """Map indices below ``rows * columns`` by the Feistel network, which is a permutation of them."""
         high, low = index // columns, index % columns
         for first, second in zip(keys[::2], keys[1::2], strict=True):
             high = (high + (hash64(low ^ first) & 0x7FFFFFFF)) % rows

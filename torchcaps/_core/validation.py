@@ -207,6 +207,7 @@ def check_magnitude(limit: float | None, kind: str, name: str, *factors: Tensor,
     dtype = str(factors[0].dtype).removeprefix("torch.")
 
     def describe(largest: float) -> Exception | None:
+        """Return the `DomainError` if the product of the largest magnitudes, times ``scale``, exceeds the limit."""
         product = largest * scale
         if not product > limit:
             return None

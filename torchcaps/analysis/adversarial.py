@@ -305,6 +305,7 @@ def _run(subjects: Sequence[Subject], options: AttackOptions) -> dict[str, Attac
 
 
 def _summarize(results: Mapping[str, AttackResult], classes: Sequence[str]) -> Summary:
+    """Return the summary table: accuracy without and under attack, and the most predicted class, by run."""
     first = next(iter(results.values()))
     rows = {
         name: {

@@ -310,6 +310,7 @@ def _run(subjects: Sequence[Subject], options: NoOptions) -> dict[str, AffineSwe
 
 
 def _summarize(results: Mapping[str, AffineSweep], classes: Sequence[str]) -> Summary:
+    """Return the summary table: accuracy without transformation, mean and lowest, by run and transformation."""
     rows: dict[str, dict[str, Any]] = {}
     for name, result in results.items():
         for n, kind in enumerate(result.kinds):

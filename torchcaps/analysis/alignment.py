@@ -248,6 +248,7 @@ def capsule_differences(
     ]
 
     def class_pose(part: Tensor, part_indices: Tensor) -> Tensor:
+        """Return the pose of each image's class capsule, without its tanh if ``before_tanh``: ``[B, D]``."""
         (output,) = batched_outputs(network, part, batch_size=batch_size, progress=progress)
         assert output.capsules is not None
         poses = output.capsules.pose.cpu()[torch.arange(len(part_indices)), part_indices]  # [B, D]
@@ -298,6 +299,7 @@ def run_on_subject(subject: Subject, options: AlignmentOptions, function: Any = 
 
 
 def _summarize_alignment(result: Alignment, classes: Sequence[str]) -> Summary:
+    """Return the summary table: alignment ratio by class and transformation, and the average over classes."""
     rows = {classes[label]: result.ratios[label] for label, count in enumerate(result.n) if count}
     rows["average"] = result.averages
     values = {name: dict(zip(result.names, row.tolist(), strict=True)) for name, row in rows.items()}
@@ -311,6 +313,7 @@ def _summarize_alignment(result: Alignment, classes: Sequence[str]) -> Summary:
 
 
 def _summarize_cosines(result: Alignment, classes: Sequence[str]) -> Summary:
+    """Return the summary table: mean cosine between opposite transformations, and the fraction below 0."""
     rows: dict[str, dict[str, Any]] = {}
     for n, name in enumerate(("rotation", "x shift", "y shift")):
         values = result.cosines[:, n][result.moved[:, n]]

@@ -269,6 +269,7 @@ def _run(subject: Subject, options: NoOptions) -> CouplingMaps:
 
 
 def _summarize(result: CouplingMaps, classes: Sequence[str]) -> Summary:
+    """Return the summary table: normalised entropy of the couplings, mean over images, by layer and iteration."""
     rows, notes = {}, []
     for layer in result.layers:
         values = [] if layer.entropy is None else layer.entropy.mean(0).tolist()

@@ -261,6 +261,7 @@ def _run(subject: Subject, options: DeadOptions) -> DeadCapsules:
 
 
 def _summarize(result: DeadCapsules, classes: Sequence[str]) -> Summary:
+    """Return the summary table: number and fraction of dead capsules, by layer."""
     rows, notes = {}, []
     for layer in result.layers:
         if layer.peak is None:

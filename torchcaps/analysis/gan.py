@@ -227,6 +227,7 @@ def _run(subjects: Sequence[Subject], options: GanOptions) -> GanComparison:
     samples: dict[str, tuple[Tensor, Tensor]] = {}
 
     def evaluate(epoch: int, gan: GAN) -> None:
+        """Measure the errors of all networks on images generated after an epoch, and keep some of the images."""
         generated, labels = gan.generate(options.images_per_class, seed=options.seed + 1_000)
         images = ImageSet("gan", "test", (255 * generated).round().to(torch.uint8).cpu(), labels.cpu(), first.classes)
         pixels, labels, *_ = first.pixels(reference, images)
@@ -250,6 +251,7 @@ def _run(subjects: Sequence[Subject], options: GanOptions) -> GanComparison:
 
 
 def _summarize(result: GanComparison, classes: Sequence[str]) -> Summary:
+    """Return the summary table: error on generated images, by run and training epoch of the GAN."""
     last = list(result.generalization.values())[-1]
     rows = {
         name: {str(epoch): row.errors[index] / 100 for epoch, row in result.generalization.items()}
@@ -269,6 +271,7 @@ def _summarize(result: GanComparison, classes: Sequence[str]) -> Summary:
 
 
 def _draw(result: GanComparison, out: Path, title: str, classes: Sequence[str]) -> list[Path]:
+    """Write the figure of the errors and that of some generated images; return both paths."""
     samples = out.with_name(f"{out.stem}-images{out.suffix}")
     draw_generalization(result.generalization, out, title)
     subtitle = f"GAN trained on {result.n_train_images:,} images of {result.train_data}"

@@ -261,6 +261,7 @@ class LogitOptions:
 
 
 def _run(subjects: Sequence[Subject], options: LogitOptions) -> dict[str, LogitChange]:
+    """Measure the change of logits and couplings in each routing iteration of each model."""
     return {
         subject.name: logit_change(
             subject.model, subject.batch().images, options.iterations, progress=subject.track(None)
@@ -270,6 +271,7 @@ def _run(subjects: Sequence[Subject], options: LogitOptions) -> dict[str, LogitC
 
 
 def _summarize(results: Mapping[str, LogitChange], classes: Sequence[str]) -> Summary:
+    """Return the summary table: mean absolute change of logits and couplings, by layer and iteration."""
     rows: dict[str, dict[str, Any]] = {}
     for name, result in results.items():
         for n, layer in enumerate(result.layers):

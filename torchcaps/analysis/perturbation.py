@@ -259,6 +259,7 @@ def _run(subject: Subject, options: PerturbationOptions) -> PerturbedImage:
 
 
 def _summarize(result: PerturbedImage, classes: Sequence[str]) -> Summary:
+    """Return the summary table: mean absolute change of a pixel at both ends of the range, by dimension."""
     perturbation = result.perturbation
     ends = perturbation.decoded[0][:, [0, -1]] - perturbation.unperturbed[0]  # [D, 2, C, H, W]
     changes = ends.abs().flatten(1).mean(1).tolist()

@@ -249,6 +249,7 @@ def draw_pose(
 
 
 def _run(subjects: Sequence[Subject], options: PoseOptions) -> dict[str, ProbeScores]:
+    """Fit and score linear probes of each model, and of an untrained copy of it."""
     results = {}
     for subject in subjects:
         test = subject.loader
@@ -269,6 +270,7 @@ def _by_factor(values: list[float]) -> dict[str, float | None]:
 
 
 def _summarize(results: Mapping[str, ProbeScores], classes: Sequence[str]) -> Summary:
+    """Return the summary table: R2 of position, scale and orientation, mean over classes, by network."""
     rows: dict[str, dict[str, Any]] = {}
     for name, scores in results.items():
         by_class = {classes[n]: _by_factor(row) for n, row in enumerate(scores.r2.tolist())}

@@ -163,6 +163,7 @@ def _label(true: Tensor, predicted: Tensor, classes: Sequence[str] | None) -> st
 
 
 def _run(subject: Subject, options: NoOptions) -> Predictions:
+    """Predict the classes of the subject's images."""
     batch = subject.batch()
     return predict_images(
         subject.model,
@@ -175,6 +176,7 @@ def _run(subject: Subject, options: NoOptions) -> Predictions:
 
 
 def _summarize(result: Predictions, classes: Sequence[str]) -> Summary:
+    """Return the summary table: recall and precision, by class."""
     n_images, n_correct = len(result.correct), int(result.correct.sum())
     rows = {}
     for label in range(result.true.shape[1]):

@@ -196,6 +196,7 @@ def _join_indices(indices: Tensor) -> str:
 
 
 def _run(subject: Subject, options: NoOptions) -> Reconstructions:
+    """Reconstruct the subject's images from the capsules of their labels and of the predictions."""
     batch = subject.batch()
     return reconstruct(
         subject.model,
@@ -208,6 +209,7 @@ def _run(subject: Subject, options: NoOptions) -> Reconstructions:
 
 
 def _summarize(result: Reconstructions, classes: Sequence[str]) -> Summary:
+    """Return the summary table: mean reconstruction errors of correctly and of incorrectly classified images."""
     rows: dict[str, dict[str, Any]] = {}
     for name, mask in (("correct", result.correct), ("incorrect", ~result.correct)):
         errors = (result.error_by_label, result.error_by_prediction)

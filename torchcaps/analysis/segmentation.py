@@ -283,6 +283,7 @@ class SegmentationOptions:
 
 
 def _run(subject: Subject, options: SegmentationOptions) -> Segmentation:
+    """Segment the overlapping digits of the subject's images by their reconstructions."""
     batch = subject.batch()
     return segment(
         subject.model,
@@ -297,6 +298,7 @@ def _run(subject: Subject, options: SegmentationOptions) -> Segmentation:
 
 
 def _summarize(result: Segmentation, classes: Sequence[str]) -> Summary:
+    """Return the summary table: mean IoU of masks by label, by prediction, and of the baseline."""
     means = {
         "reconstruction by label": result.mean_by_label,
         "reconstruction by prediction": result.mean_by_prediction,

@@ -193,6 +193,7 @@ def _run(subject: Subject, options: AlignmentOptions) -> Trajectories:
 
 
 def _summarize(result: Trajectories, classes: Sequence[str]) -> Summary:
+    """Return the summary table: cosine, transformation, class and image of the lowest and highest cosine."""
     rows = {
         name: {
             "cosine": result.cosines[n],

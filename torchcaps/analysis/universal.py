@@ -187,6 +187,7 @@ def train_universal(
 
     @torch.no_grad()
     def fixed_perturbation() -> Tensor:
+        """Return the perturbation for the fixed noise in evaluation mode, scaled by ``eps``: ``[C, H, W]``."""
         generator.eval()
         perturbation = eps * generator(fixed_noise)[0]
         generator.train()
@@ -266,6 +267,7 @@ def _check_images(model: Network, images: Tensor, test_images: Tensor, eps: floa
 
 
 def _check_labels(model: Network, labels: Tensor, images: Tensor, name: str) -> Tensor:
+    """Return the labels as int64; raise if they are not one valid class index per image."""
     labels = check_class_indices(labels, model.spec.classes, name)
     if labels.shape != images.shape[:1]:
         raise ValueError(f"{name} must have one entry per image ({len(images)}), got {list(labels.shape)}")
@@ -324,6 +326,7 @@ def _run(subjects: Sequence[Subject], options: UniversalOptions) -> dict[str, Un
 
 
 def _summarize(results: Mapping[str, UniversalPerturbation], classes: Sequence[str]) -> Summary:
+    """Return the summary table: accuracy without perturbation, with random signs and perturbed, by run."""
     first = next(iter(results.values()))
     rows = {
         name: {

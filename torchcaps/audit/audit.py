@@ -133,10 +133,12 @@ def _run(name: str, call: Callable[[], Finding]) -> Finding:
 
 
 def _named_couplings(couplings: Couplings | None, axis: int) -> Any:
+    """Return a function that returns name, tensor and ``axis`` of each of the ``couplings``; ``None`` for ``None``."""
     if couplings is None:
         return None
 
     def named(module: nn.Module, images: Tensor) -> list[tuple[str, Tensor, int]]:
+        """Return name, tensor and axis of each tensor of couplings; raise an `AuditArgumentError` if invalid."""
         try:
             value = couplings(module, images)
         except Exception as error:
@@ -157,6 +159,7 @@ def _checked_lengths(lengths: Callable[[Any], Tensor] | None) -> Callable[[Any],
     assert lengths is not None
 
     def checked(output: Any) -> Tensor:
+        """Return the lengths of an output; raise an `AuditArgumentError` if they are not floating-point."""
         try:
             value = lengths(output)
         except Exception as error:

@@ -339,7 +339,7 @@ def _capsule_extent(pose: Tensor, axis: int, features: Tensor, limit: Axes) -> A
 
 
 def _extent(values: Tensor, features: Tensor) -> Axes:
-    """Return the number of rows and columns of the features that values depend on."""
+    """Return how many rows and columns of the features (first image) values depend on, by their gradient."""
     (gradient,) = torch.autograd.grad(values.sum(), features, retain_graph=True, allow_unused=True)
     if gradient is None:
         return 0, 0

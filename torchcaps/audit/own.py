@@ -74,6 +74,7 @@ def claims_of(module: nn.Module) -> Claims:
 
 
 def _add_layer(claims: Claims, name: str, layer: CapsuleLayer) -> None:
+    """Add the invariances that a capsule layer claims, and the reasons for those that it does not."""
     reasons = layer.routing.unclaimed()
     if isinstance(layer, DenseCapsules):
         if "permutation_invariance" not in reasons:
@@ -130,6 +131,7 @@ def _coupling_axis(layer: CapsuleLayer) -> int | None:
 
 
 def _network_couplings(module: nn.Module, images: Tensor) -> list[tuple[str, Tensor, int]]:
+    """Return name, couplings and the axis that sums to 1, for each iteration of the layers with such an axis."""
     assert isinstance(module, CapsuleNetwork)
     traces: tuple[Trace, ...] = module(images, trace=True).trace
     found = []
@@ -144,6 +146,7 @@ def _layer_couplings(module: nn.Module, children: Tensor) -> list[tuple[str, Ten
 
 
 def _of_trace(name: str, layer: CapsuleLayer, trace: Trace) -> list[tuple[str, Tensor, int]]:
+    """Return name, couplings and the axis that sums to 1, for each iteration with couplings; none without such axis."""
     axis = _coupling_axis(layer)
     if axis is None:
         return []

@@ -186,6 +186,8 @@ def captured_inputs(probe: Probe, names: Sequence[str]) -> dict[str, LayerInputs
 
 
 def _recorder(inputs: dict[str, LayerInputs], name: str) -> Callable[..., None]:
+    """Return a forward pre-hook that stores the arguments of a module's first call as ``inputs[name]``."""
+
     def record(_: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         inputs.setdefault(name, (arguments, options))
 

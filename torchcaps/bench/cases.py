@@ -166,6 +166,7 @@ def model_work(name: str, batch: int, train: bool) -> Callable[[bool], Work]:
         optimizer, loss = model.recipe.optimizer.make(model.parameters()), model.loss()
 
         def backward() -> Tensor:
+            """Run forward and backward pass; return the scores without gradient."""
             torch.manual_seed(3)  # for dropout
             optimizer.zero_grad()
             output = model(images, labels)
@@ -178,6 +179,7 @@ def model_work(name: str, batch: int, train: bool) -> Callable[[bool], Work]:
             return [scores]
 
         def compared() -> list[Tensor]:
+            """Run forward and backward pass; return the scores, and all gradients as one vector."""
             # All gradients as one tensor: a ReLU that differs between the two because its input is zero up to rounding
             # would dominate a small one.
             scores = backward()

@@ -83,6 +83,7 @@ def _make_work(routing: Routing, storage: str, batch_size: int, sizes: tuple[int
     stored = layer.votes(children).dense().detach().requires_grad_()
 
     def run() -> list[Tensor]:
+        """Run the routing forward and backward; return no tensors to compare."""
         votes = layer.votes(children) if storage == "streamed" else DenseVotes(stored, routing.wire(sizes[0]))
         parents, _ = run_routing(routing, layer.coefficients.named(), votes, children, False)
         result = parents.pose.sum() + (0 if parents.activation is None else parents.activation.sum())

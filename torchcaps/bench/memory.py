@@ -178,7 +178,7 @@ MEMORY_CASES = (
 
 
 def compare_with_naive(case: MemoryCase) -> dict[str, Any]:
-    """Measure a training step, by torchcaps and (if bounded by it) by the naive baseline; return the record row."""
+    """Measure memory of a training step, also of the naive baseline given a ``max_fraction``; return the record row."""
     cases = {"torchcaps": TrainingCase(case.model, case.batch_size)}
     if case.max_fraction is not None:
         cases["naive"] = TrainingCase(case.model, case.batch_size, naive=True)

@@ -307,7 +307,7 @@ def _measure_training(cell: RoutingCell) -> Record:
 
 
 def _affine_accuracy(run: TrainedRun, dataset: Dataset, comparison: Comparison) -> float:
-    """Return the accuracy on affinely transformed test images, the same for every row and seed."""
+    """Return the accuracy on test images transformed by the same affine transformations for every row and seed."""
     pipeline = affine_pipeline(run.pipeline, comparison.affine())
     with torch.no_grad():
         return evaluate_runs([dataclasses.replace(run, pipeline=pipeline)], dataset).accuracy

@@ -123,6 +123,7 @@ def read_rows(directory: Path, comparison: Comparison) -> list[RoutingRow]:
 
 
 def _read_row(directory: Path, comparison: Comparison, name: str) -> RoutingRow:
+    """Return the row of a routing or baseline from its records; values without a record are ``None``."""
     trainings = list(iter_selected(directory, comparison, name))
     lr = selected_lr(directory, comparison, name)
     grid = [

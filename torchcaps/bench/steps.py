@@ -64,6 +64,7 @@ def _make_step(name: str, batch_size: int, variant: str) -> Work:
         forward, update = torch.compile(forward), torch.compile(update)
 
     def step() -> list[torch.Tensor]:
+        """Run one training step; return its loss."""
         optimizer.zero_grad()
         value = forward()
         value.backward()

@@ -183,6 +183,7 @@ def _max_panel_bytes(size: int, count: int) -> Point:
     """Return panels of two sizes, for a number of images; a lane has 512 values, as in Tsai 2020."""
 
     def step(n_bytes: int) -> Work:
+        """Return `_step` of a convolutional layer with panels of at most this many bytes."""
         torch.manual_seed(0)
         layer = ConvCapsules(8, 16, 32, 16, 3, routing=InvertedAttention(2), pose="matrix", streamed=True)
         shape = (count, 6, 6, 8, 16)
@@ -218,6 +219,7 @@ def _max_window_product_batch(size: int, count: int) -> Point:
     """Return a matrix product and a convolution, for a number of channels."""
 
     def make(window_product: bool) -> Work:
+        """Return `_convolution` of a batch of ``size`` images, by a matrix product or by torch."""
         return _convolution(size, (count, count), 9, 20, window_product)
 
     return Point(size, {"window product": make(True), "convolution": make(False)})
@@ -383,8 +385,7 @@ def _measure_point(sweep: Sweep, point: Point, repeat: int) -> dict[str, Any]:
 def find_crossover(ratios: dict[int, float], value: float) -> float | None:
     """Return the size at which the alternatives take equally long, or ``None`` if one is faster at all sizes.
 
-    Interpolated between sizes, both on a logarithmic scale. If noise causes several crossovers, the one nearest to
-    ``value`` counts.
+    Interpolated on logarithmic scales. If noise causes several crossovers, the one nearest to ``value`` counts.
 
     Args:
         ratios: by size, in increasing order: time of the alternative for small sizes divided by that of the other.

@@ -149,6 +149,7 @@ def training_step(model: Network, batch_size: int, recipe: Recipe | None = None)
     images, labels, targets = _random_batch(model, batch_size)
 
     def step() -> None:
+        """Run one training step, with the ascent on coefficients if the recipe has one."""
         index = next(steps)
         optimizer.zero_grad()
         with ascent.recording(index) as recorded:

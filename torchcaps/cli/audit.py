@@ -139,6 +139,7 @@ def _test_images(run: TrainedRun) -> Tensor:
 
 
 def _print(report: AuditReport) -> None:
+    """Print the table of checks, the details of failed ones, and the number of each verdict."""
     table = start_table("check", "verdict", "result")
     for finding in report.findings:
         table.add_row(finding.check, finding.verdict.value, finding.result)

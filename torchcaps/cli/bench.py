@@ -190,6 +190,7 @@ def _print_speed(rows: list[Row]) -> None:
     """Print times of the cases against the naive baseline and against a matrix product."""
 
     def cells(row: Row) -> list[str]:
+        """Return the cells of a case: times, speedup with its bounds, ratio to matmul time, speedup of wall time."""
         cpu, most = row["cpu_seconds"], row["max_matmul_ratio"]
         ratio = f"{row['matmul_ratio']:.1f}" + (f" (at most {most:g})" if most else "")
         times = [_milliseconds(cpu["naive"]), _milliseconds(cpu["torchcaps"]), f"{row['speedup']:.1f}x"]
@@ -217,6 +218,7 @@ def _print_memory(rows: list[Row]) -> None:
 
 
 def _print_growth(rows: list[Row]) -> None:
+    """Print the times of each layer by batch size and by number of iterations."""
     growth = _of_kind(rows, "growth")
     for layer in dict.fromkeys(row["layer"] for row in growth):
         for axis in ("batch_size", "iterations"):
@@ -250,6 +252,8 @@ def _print_iterations(rows: list[Row]) -> None:
 
 
 def _print_estimates(rows: list[Row]) -> None:
+    """Print estimated against measured peak memory of training steps."""
+
     def cells(row: Row) -> list[str]:
         sizes = (row["vote_bytes"], row["estimated_bytes"], row["measured_bytes"])
         return [row["case"].replace(":", ", "), *map(_mebibytes, sizes), f"{row['ratio']:.2f}"]

@@ -87,6 +87,7 @@ def _evaluate(runs: list[TrainedRun], dataset: Dataset) -> dict[str, Evaluation]
 
 
 def _print_results(runs: list[TrainedRun], dataset: Dataset, results: dict[str, Evaluation]) -> None:
+    """Print accuracy and loss of each run and ensemble, then the accuracy by class of the last of them."""
     for run in runs:
         if run.note:
             print(f"torchcaps: {escape_control(run.note)}", file=sys.stderr)

@@ -209,6 +209,7 @@ def _run_jobs(
     tasks = [task for _, plan in plans for task in plan.pending]
 
     def on_end(task: Task, _: TaskResult) -> None:
+        """Remove a task from those that items wait for; write the items whose last task it was."""
         for entry, names in pending:
             if task.key.name(store.scale) in names:
                 names.remove(task.key.name(store.scale))

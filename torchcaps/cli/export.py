@@ -103,6 +103,7 @@ def _to_json(run: TrainedRun, exported: Exported, rows: list[dict[str, Any]]) ->
 
 
 def _print(exported: Exported, rows: list[dict[str, Any]]) -> None:
+    """Print names of outputs, the largest difference from the model, and size and accuracy of each file."""
     parity = exported.parity
     sizes = " and ".join(map(str, parity.batch_sizes))
     print(f"outputs: {', '.join(exported.outputs)}")

@@ -142,6 +142,7 @@ def _show_warning(message: object, *_: object) -> None:
 
 
 def _exit(message: str, code: int) -> NoReturn:
+    """Print a message on stderr and exit with this code."""
     from torchcaps.cli.console import escape_control
 
     print(f"torchcaps: {escape_control(message)}", file=sys.stderr)

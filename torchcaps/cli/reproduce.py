@@ -124,6 +124,7 @@ def _take_values(parser: Parser, words: list[str], flag: str) -> tuple[list[str]
 
 
 def _list_papers() -> None:
+    """Print the table of papers with their items and citations, and commands to continue with."""
     table = start_table("paper", "items", "citation")
     for paper in list_papers():
         table.add_row(paper.name, ", ".join(item.name for item in paper.items), paper.citation)

@@ -135,6 +135,7 @@ def exit_on_error(work: Callable[[], object]) -> None:
 
 
 def _exit(message: str, code: int, print_message: bool) -> NoReturn:
+    """Print a message on stderr, if ``print_message``, and exit; without clean-up if there are several processes."""
     if print_message:
         print(f"torchcaps: {escape_control(message)}", file=sys.stderr, flush=True)
     if num_processes() > 1:  # no clean-up that could wait for the other processes

@@ -81,6 +81,7 @@ def train_command(arguments: list[str]) -> None:
     limited = config is not None and not trusted
 
     def run(console: Any) -> Any:
+        """Train the run; raise its `CheckpointError` as a ValueError that names the file of ``--config``."""
         from torchcaps.training import train
 
         for note in notes:
@@ -272,6 +273,7 @@ def _resume(parser: Parser, options: Any, given: set[str], arguments: list[str],
             return dataclasses.replace(spec.replace_recipe(**length), **changes)
 
     def run(console: Any) -> Any:
+        """Resume the run with the changed settings."""
         from torchcaps.training import resume
 
         trust, own = options.trust_remote_code, "data_dir" in changes

@@ -125,6 +125,7 @@ def default_text(value: Any) -> str:
 
 
 def _suggestion(annotation: Any, value: str) -> str:
+    """Return a hint with the choice of the annotation that is closest to a value, ``""`` if none is close."""
     choices = [str(c) for option in union_members(annotation) for c in typing.get_args(option) if isinstance(c, str)]
     meant = VALUE_SYNONYMS.get(value.lower(), value.lower())
     close = difflib.get_close_matches(meant, choices, n=1)

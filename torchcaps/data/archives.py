@@ -172,6 +172,7 @@ class _CappedReader(io.RawIOBase):
 
 @contextlib.contextmanager
 def _open_maybe_gzipped(path: Path) -> Iterator[_CappedReader]:
+    """Context manager: open a file, decompressed if it is gzipped, as a reader with limited reads."""
     with path.open("rb") as file:
         gzipped = file.read(2) == b"\x1f\x8b"
         file.seek(0)

@@ -187,6 +187,7 @@ def _decode_all(
     failures: dict[Path, Exception] = {}
 
     def decode(index: int) -> bool:
+        """Decode a file into ``images``; return whether that succeeded, otherwise record the error."""
         try:
             images[index] = read_image(paths[index], image_format)
             return True

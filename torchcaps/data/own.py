@@ -378,6 +378,7 @@ def _count_images(loader: DataLoader[Any]) -> int:
 
 
 def _shape_of(images: Tensor) -> ImageShape:
+    """Return channels, height and width of images ``[B, C, H, W]``."""
     channels, height, width = images.shape[1:]
     return channels, height, width
 

@@ -130,6 +130,7 @@ class DataDirectory:
         return [mirror + file.name for mirror in mirrors]
 
     def _missing_error(self, name: str, reason: str = "") -> MissingDataError:
+        """Return the error for a missing file, a `DownloadError` if there is a reason why its download failed."""
         failed = f" and could not be downloaded ({reason})" if reason else ""
         command = "" if reason else f"download it with 'torchcaps data get {self.dataset}', or "
         kind = DownloadError if reason else MissingDataError

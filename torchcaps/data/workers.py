@@ -73,6 +73,7 @@ def prepare_worker(_worker: int) -> None:
 
 
 def _exit_with_parent() -> None:
+    """Wait until the parent process has ended, then exit; return at once if there is no parent process."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         multiprocessing.connection.wait([parent.sentinel])
@@ -87,6 +88,7 @@ class _Probe(pickle.Pickler):
         self.n_tensors = 0
 
     def persistent_id(self, obj: Any) -> str | None:
+        """Return an ID for a tensor, otherwise ``None``; raise if a class or function is from the main script."""
         if isinstance(obj, Tensor):
             self.n_tensors += 1
             return "tensor"
@@ -188,6 +190,7 @@ if sys.platform == "linux":
         """A process that is forked by the server. The main script is not imported in it."""
 
         def _launch(self, process_obj: Any) -> None:
+            """Start the process: let the server fork it, and send it the pickled process object."""
             preparation = spawn.get_preparation_data(process_obj._name)
             preparation = {key: value for key, value in preparation.items() if not key.startswith("init_main")}
             buffer = io.BytesIO()
@@ -223,6 +226,7 @@ if sys.platform == "linux":
 
 
 def _restore_environment(values: dict[str, str | None]) -> None:
+    """Set environment variables to these values; remove those whose value is ``None``."""
     for name, value in values.items():
         if value is None:
             os.environ.pop(name, None)

@@ -148,6 +148,7 @@ def create_app(runs: list[ExploredRun], host: str = "127.0.0.1", statistics: boo
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        """Start the computation of the statistics, if enabled, with the server; stop it with the server."""
         for item in explorer.statistics if statistics else ():
             item.start()
         yield
@@ -188,6 +189,7 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        """Return the first validation error of a request as one sentence, with status 422."""
         first = error.errors()[0]
         if first["type"] == "json_invalid":
             return JSONResponse({"error": f"the body must be valid JSON: {first['ctx']['error']}"}, 422)
@@ -196,6 +198,7 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     def rejected(request: Request, error: HTTPException) -> JSONResponse:
+        """Return an HTTP error as one sentence, with its status."""
         sentences = {
             400: "the body must be valid JSON, without very large numbers or deep nesting",
             404: "there is no such path: /openapi.json lists all",
@@ -209,6 +212,7 @@ def _add_errors(app: FastAPI) -> None:
 
 
 def _add_api(app: FastAPI, explorer: Explorer) -> None:
+    """Add the routes of the JSON API."""
     result: Any = {"response_class": JSONResponse, "responses": {200: {"model": schema.Result}}}
 
     @app.get("/api/info", **result)

@@ -54,6 +54,7 @@ def decode_pixels(text: str, shape: tuple[int, int, int], name: str = "pixels") 
 
 
 def _decode_base64(text: str, name: str) -> bytes:
+    """Decode base64; raise a ValueError that names the argument if the text is invalid."""
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:

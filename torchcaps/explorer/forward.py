@@ -52,7 +52,10 @@ def trace_forward(run: ExploredRun, pixels: Tensor, iterations: int | None = Non
     primary: list[Capsules] = []
 
     def record(name: str) -> Any:
+        """Return a forward hook that stores feature maps as ``features[name]``, and primary capsules."""
+
         def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+            """Store an output if it is a feature map ``[B, C, H, W]`` or capsules."""
             if isinstance(output, Tensor) and output.dim() == 4:
                 features[name] = output
             elif isinstance(output, Capsules):
@@ -180,6 +183,7 @@ def _describe_primary(primary: Capsules) -> dict[str, Any] | None:
 
 
 def _describe_layers(run: ExploredRun, traced: TracedForward, sites: list[list[int] | None]) -> list[dict[str, Any]]:
+    """Return `_describe_layer` of each capsule layer, with receptive-field centres in pixels of the run's images."""
     network = run.capsules
     assert network is not None
     assert traced.primary is not None

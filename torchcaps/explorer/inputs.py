@@ -59,6 +59,7 @@ class InputCache:
         return self._resolve(image.model_dump_json(), run)
 
     def _resolve_text(self, text: str, run: int) -> ResolvedInput:
+        """Return the pixels of an `ImageInput` given as JSON: placed, overlaid, fitted to the run and attacked."""
         image = ImageInput.model_validate_json(text)
         base = self.runs[0]
         pixels, labels = _load_source(base, image.source, "source")

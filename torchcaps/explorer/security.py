@@ -71,6 +71,7 @@ class Guard:
                 await _reject(send, 503, "the server is stopping")
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Check a request, read its body and pass it on; reject an invalid one, or one of too many at once."""
         problem = self._check(scope)
         if problem is not None:
             await _reject(send, *problem)
@@ -124,6 +125,7 @@ class Guard:
         return None
 
     def _accepts_host(self, host: str) -> bool:
+        """Return whether a Host header is loopback, ``self.host``, or any IP address if that is not loopback."""
         name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
         name = name.removeprefix("[").removesuffix("]").lower()
         if name == "localhost":
@@ -164,6 +166,7 @@ async def _read_body(receive: Receive) -> bytes | None:
 
 
 def _is_loopback(host: str) -> bool:
+    """Return whether a host is a loopback IP address; false for names."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -41,6 +41,7 @@ class _Protocol(H11Protocol):
         self._start_timer()
 
     def data_received(self, data: bytes) -> None:
+        """Stop the timer if the head of a request is complete, otherwise start it if it does not run."""
         super().data_received(data)
         if not self._awaits_head:
             self._stop_timer()

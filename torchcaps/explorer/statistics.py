@@ -69,6 +69,7 @@ class Statistics:
             self._ready.wait()
 
     def _run(self) -> None:
+        """Compute everything, and set `ready` at the end; the text of an error is stored as ``problem``."""
         try:
             self._compute()
         except _StoppedError:
@@ -84,6 +85,7 @@ class Statistics:
         return BATCH_SIZE if limit is None else min(BATCH_SIZE, limit)
 
     def _compute(self) -> None:
+        """Predict the test images batch by batch, then compute the summary; return early if stopped."""
         run = self.run
         probabilities, true, predicted = [], [], []
         for start in range(0, run.n_samples, self._batch_size):
@@ -162,6 +164,7 @@ class Statistics:
         }
 
     def _summarize(self) -> dict[str, Any]:
+        """Return counts, confusion matrix, score histograms, coupling entropy and dead capsules for the page."""
         summary: dict[str, Any] = {
             "n": len(self.true),
             "n_correct": int((self.true == self.predicted).all(1).sum()),

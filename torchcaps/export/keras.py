@@ -53,6 +53,7 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, Tensor]:
 
 
 def _read_npz(path: Path) -> dict[str, Tensor]:
+    """Return the arrays of an ``.npz`` file in float32; raise a `ConversionError` if it is invalid or too large."""
     numpy = import_optional("numpy", "reading .npz files")
     try:
         with zipfile.ZipFile(path) as archive:

@@ -22,6 +22,7 @@ def load_h5_arrays(path: str, variables: object = None) -> dict[str, Any]:
     n_elements = n_items = 0
 
     def visit(group: Any, prefix: str, depth: int) -> None:
+        """Store the floating-point arrays of a group and its subgroups by path; raise for links and above limits."""
         nonlocal n_elements, n_items
         if depth > MAX_DEPTH:
             raise ValueError("groups are nested too deeply")

@@ -108,6 +108,7 @@ class _Standardize(nn.Module):
     """`torchcaps.data.transforms.Standardize` by two means instead of its long chain of pairwise sums."""
 
     def forward(self, images: Tensor) -> Tensor:
+        """Return each image with mean 0 and standard deviation 1, unless it is nearly constant: ``[B, C, H, W]``."""
         centered = images - images.mean((1, 2, 3), keepdim=True)
         std = centered.square().mean((1, 2, 3), keepdim=True).sqrt()
         n_pixels = images.shape[1] * images.shape[2] * images.shape[3]
@@ -149,6 +150,7 @@ def _as_module(transform: Transform) -> nn.Module:
 
 
 def _capsule_outputs(capsules: Capsules, pose: str, activation: str) -> dict[str, Tensor]:
+    """Return pose and activation, if there is one, by these names of outputs."""
     outputs = {pose: capsules.pose}
     if capsules.activation is not None:
         outputs[activation] = capsules.activation

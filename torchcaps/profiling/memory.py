@@ -87,6 +87,7 @@ def estimate_memory(
     votes: dict[CapsuleLayer, _LayerVotes] = {}
 
     def record_votes(layer: CapsuleLayer, children: Capsules, couplings: bool) -> Votes:
+        """Return the default votes of a layer, and record their size and computation path."""
         made = layer.default_votes(children, couplings)
         n_bytes = math.prod(made.shape) * children.pose.element_size()
         votes[layer] = _LayerVotes(n_bytes, layer.path(children.pose, made.wiring))

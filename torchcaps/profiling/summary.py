@@ -223,6 +223,7 @@ def _count_votes(layer: CapsuleLayer, counts: _Counts) -> None:
         counts.multiply_adds += count
 
     def counted_votes(layer: CapsuleLayer, children: Capsules, couplings: bool) -> Votes:
+        """Return votes that count their reductions; record their number, and the multiply-adds of computing them."""
         votes = layer.default_votes(children, couplings)
         *sites, _, parents, dim = votes.shape[1:]
         counts.output = (*sites, parents, dim)

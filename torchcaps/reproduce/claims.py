@@ -155,7 +155,7 @@ def _range_text(numbers: Sequence[float], unit: str) -> str:
 
 
 def _number_text(estimate: Estimate | None, unit: str) -> str:
-    """Return one of the two numbers of a claim, without its interval."""
+    """Format one of the two numbers of a claim without its interval; "diverged" if it is missing or not finite."""
     if estimate is None or not math.isfinite(estimate.mean):
         return "diverged"
     return f"{estimate.mean:,.0f}" if unit == "parameters" else format_number(estimate.mean, unit)

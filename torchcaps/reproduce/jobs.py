@@ -136,6 +136,7 @@ class _JobPool:
         return [needed.name(scale) for needed in (*runs, *others)]
 
     def _submit(self, name: str, task: Task) -> None:
+        """Submit the job of a task, and delete the note about its last failure."""
         FailureNote.of(task.key, self.store).clear()
         self._attempts[name] += 1
         results, work = (path.absolute().parent for path in (self.store.results, self.store.work))

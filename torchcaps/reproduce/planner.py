@@ -114,6 +114,7 @@ def record_keys(sources: list[Source], seeds: int, scale: Scale) -> list[RecordK
     measurements: dict[RecordKey, None] = {}
 
     def add(source: Source, seed: int) -> None:
+        """Add the records of a source for a seed, after those that it needs; seed-independent ones for seed 0 only."""
         if isinstance(source, Run):
             runs[RecordKey(source, seed)] = None
         elif isinstance(source, Measurement):
@@ -252,6 +253,7 @@ def _run_names(item: Item) -> dict[Source, str]:
 
 
 def _task_name(key: RecordKey, names: dict[Source, str]) -> str:
+    """Return the display name of a task: its measurement or run, with length if half, and seed."""
     if isinstance(key.source, Measurement):
         return f"{key.source.name}, seed {key.seed}"
     full_length = dataclasses.replace(key.source, half_length=False)

@@ -58,6 +58,7 @@ _SOURCE_NAMES: dict[tuple[str, Scale], str] = {}  # cache: hashing the settings 
 
 
 def _source_name(source: Run | Measurement, scale: Scale) -> str:
+    """Return the name of a measurement, or the record name of a run at a scale; cached."""
     if isinstance(source, Measurement):
         return source.name
     key = repr(source), scale
@@ -163,6 +164,7 @@ class RecordStore:
         return {**measurement.options, **overrides[self.scale]}
 
     def _identity(self, run: Run) -> dict[str, Any]:
+        """Return `RunSpec.identity` of a run at this scale; cached."""
         key = repr(run)
         if key not in self._identities:
             self._identities[key] = run_spec(run, self.scale).identity()

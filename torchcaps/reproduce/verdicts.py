@@ -209,6 +209,7 @@ def _runs_of(source: Source | None) -> Iterator[Run]:
 
 
 def _record_is_at_chance(record: dict[str, Any]) -> bool:
+    """Return whether the 95 % interval of a record's accuracy extends to chance level; false if unknown."""
     results = record["results"]
     chance = chance_accuracy(record)
     if results["accuracy"] is None or chance is None:

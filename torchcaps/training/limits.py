@@ -89,6 +89,7 @@ def _limited_parts() -> Iterator[None]:
     count = 0
 
     def register(*_: object) -> None:
+        """Count a module or parameter; raise a ValueError if there are too many."""
         nonlocal count
         count += 1
         if count > MAX_PARTS:

@@ -131,6 +131,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def _to_csv(rows: list[dict[str, Any]]) -> str:
+    """Return rows of metrics as CSV text with a header."""
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, COLUMNS)
     writer.writeheader()
@@ -330,6 +331,7 @@ def describe_run(spec: RunSpec, network: Network, data: RunData, out: Path) -> I
 
 
 def _describe_splits(data: RunData, other_test_set: bool) -> str:
+    """Return the number of images of each split as text, with the name of the test set if it is another one."""
     counts = [f"{len(data.train):,} training images"]
     if data.val is not None:
         counts.append(f"{len(data.val):,} validation images")

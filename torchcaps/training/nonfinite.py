@@ -72,6 +72,8 @@ def first_nonfinite(model: Network, loss: nn.Module, batch: Batch, step: int, se
     layers: list[str] = []  # with non-finite outputs, in the order of execution
 
     def make_hook(name: str) -> Any:
+        """Return a forward hook that appends ``name`` to ``layers`` if the module's output is non-finite."""
+
         def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
             if not all(_is_finite(leaf) for leaf in tree_leaves(output) if isinstance(leaf, Tensor)):
                 layers.append(name)

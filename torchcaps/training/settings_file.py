@@ -117,6 +117,7 @@ def _open_yaml(text: str) -> Any:
         n_nodes = 0
 
         def compose_node(self, parent: Any, index: Any) -> Any:
+            """Return the next node; raise a ValueError if there are too many."""
             self.n_nodes += 1
             if self.n_nodes > MAX_NODES:
                 raise ValueError(f"it has more than {MAX_NODES:,} values")
@@ -219,6 +220,7 @@ def _key_parts(key: Any) -> list[str]:
 
 
 def _is_number(text: str) -> bool:
+    """Return whether a text is a number in the syntax of `float`."""
     try:
         float(text)
     except ValueError:

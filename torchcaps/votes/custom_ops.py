@@ -27,6 +27,7 @@ def encode_plan(plan: ChunkPlan) -> list[int]:
 
 
 def _decode_plan(numbers: list[int]) -> ChunkPlan:
+    """Return the plan from a list of ints: inverse of `encode_plan`."""
     types, height, width, k0, k1, s0, s1, top, bottom, left, right, by_type, rows, max_slots = numbers
     grid = (height, width) if height else None
     wiring = Wiring(
@@ -63,6 +64,7 @@ def _spread(gradients: Iterable[Tensor], inputs: Iterable[Tensor | None], needs:
 def _reduce(
     kind: str, plan: list[int], pose: Tensor, weight: Tensor, bias: Tensor | None, arguments: list[Tensor]
 ) -> Tensor:
+    """Return the reduction named ``kind`` of the votes: the operator ``torchcaps::reduce_votes``."""
     from torchcaps.votes.streaming import reduce_votes  # not at the top: streaming imports this module
 
     # Contiguous, because the fake implementation below promises these strides.
@@ -71,6 +73,7 @@ def _reduce(
 
 @_reduce.register_fake
 def _(kind: str, plan: list[int], pose: Tensor, weight: Tensor, bias: Tensor | None, arguments: list[Tensor]) -> Tensor:
+    """Return an empty tensor of the result's shape, ``[B, *L, J, D]`` or ``[B, *L, I, J]``."""
     decoded = _decode_plan(plan)
     n_parents, dim = weight.shape[-2], decoded.rows * weight.shape[-1]
     last = (n_parents, dim) if BY_NAME[kind].per_parent else (decoded.wiring.n_slots, n_parents)
@@ -88,6 +91,7 @@ def _reduce_backward(
     bias: Tensor | None,
     arguments: list[Tensor],
 ) -> list[Tensor]:
+    """Return the gradients of children, weight, bias and arguments, those that are needed."""
     from torchcaps.votes.streaming import reduce_gradients
 
     inputs = (pose, weight, bias, *arguments)
@@ -105,6 +109,7 @@ def _(
     bias: Tensor | None,
     arguments: list[Tensor],
 ) -> list[Tensor]:
+    """Return empty tensors of the shapes of the needed gradients."""
     return [x.new_empty(x.shape) for x in _select((pose, weight, bias, *arguments), needs)]
 
 
@@ -114,6 +119,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _reduce_backward_formula(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+    """Return the gradients of the inputs of `_reduce`; ``None`` for ``kind``, ``plan`` and those not needed."""
     pose, weight, bias, *arguments = ctx.saved_tensors
     *of_tensors, of_arguments = ctx.needs_input_grad[2:]
     needs = [*of_tensors, *of_arguments]
@@ -150,6 +156,7 @@ def _(plan: list[int], pose: Tensor, weight: Tensor, coupling: Tensor) -> Tensor
 def _sum_backward(
     plan: list[int], needs: list[bool], gradient: Tensor, pose: Tensor, weight: Tensor, coupling: Tensor
 ) -> list[Tensor]:
+    """Return the gradients of children, weight and coupling, those that are needed."""
     inputs = (pose, weight, coupling)
     return _as_list(folded_gradients(gradient, *inputs, _decode_plan(plan), needs), inputs, needs)
 

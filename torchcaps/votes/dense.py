@@ -148,6 +148,7 @@ class DenseVotes(Votes):
         return deviations
 
     def _remember(self, mean: Tensor, deviations: Tensor) -> None:
+        """Keep deviations for `_deviations`, with the versions of their tensors; not in inference mode."""
         if mean.is_inference() or self._votes.is_inference():  # they don't count their versions
             self._recent = None
         else:

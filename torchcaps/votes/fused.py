@@ -60,6 +60,7 @@ class FusedVotes(Votes):
             return super().attend_with_prior(query, prior)
 
         def define(votes: Votes, found: Mapping[str, Tensor]) -> Fused:
+            """Return the weighted sum of the votes by the definition in `Votes`, and an empty mass."""
             return Votes.attend_with_prior(votes, found["first"], found["shared"]).total, found["first"].new_empty(0)
 
         return Attended(self._fuse(ATTEND, define, inputs)[0], None, None)
@@ -74,6 +75,7 @@ class FusedVotes(Votes):
             return super().attend_similar(center, similarity, least, squares)
 
         def define(votes: Votes, found: Mapping[str, Tensor]) -> Fused:
+            """Return the sum of the votes weighted by similarity, by definition, and an empty mass."""
             like = found["first"]
             lengths = votes.centered_sqnorm(like) if similarity == "pearson" else votes.sqnorm(like)
             logits = agreement(votes.dot(found["first"]), lengths, found.get("constant"), least)
@@ -94,6 +96,7 @@ class FusedVotes(Votes):
             return super().choose(pose, activation, classifier, offset)
 
         def define(votes: Votes, found: Mapping[str, Tensor]) -> Fused:
+            """Return sum and mass of self-routing by the definition in `Votes`."""
             classifier = found["classifier"].transpose(1, 2)
             chosen = Votes.choose(votes, found["pose"], found["activation"], classifier, found["shared"])
             return chosen.total, chosen.mass
@@ -125,6 +128,7 @@ class FusedVotes(Votes):
         def define(
             stored: bool, pose: Tensor, weight: Tensor, bias: Tensor | None, activation: Tensor, *density: Tensor
         ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+            """Return mass, total, squares and gained sums of EM by the definition in `Votes`."""
             make = DenseVotes.make if stored else streamed
             votes = make(pose, weight, bias, rows, wiring)
             *parts, gain = density

@@ -44,11 +44,13 @@ class Sum(Reduction):
     per_parent = True
 
     @staticmethod
-    def result(votes: Tensor, coupling: Tensor) -> Tensor:  # noqa: D102
+    def result(votes: Tensor, coupling: Tensor) -> Tensor:
+        """Return the sum of the votes weighted by the coupling, ``[B, *L, J, D]``."""
         return torch.einsum("b...ij,b...ijd->b...jd", coupling, votes)
 
     @staticmethod
-    def gradients(votes: Tensor, gradient: Tensor, coupling: Tensor) -> tuple[Tensor, ...]:  # noqa: D102
+    def gradients(votes: Tensor, gradient: Tensor, coupling: Tensor) -> tuple[Tensor, ...]:
+        """Return the gradients of votes and coupling."""
         return coupling.unsqueeze(-1) * gradient.unsqueeze(-3), Dot.result(votes, gradient)
 
 
@@ -60,11 +62,13 @@ class Dot(Reduction):
     per_parent = False
 
     @staticmethod
-    def result(votes: Tensor, query: Tensor) -> Tensor:  # noqa: D102
+    def result(votes: Tensor, query: Tensor) -> Tensor:
+        """Return the dot products of votes and query, ``[B, *L, I, J]``."""
         return torch.einsum("b...jd,b...ijd->b...ij", query, votes)
 
     @staticmethod
-    def gradients(votes: Tensor, gradient: Tensor, query: Tensor) -> tuple[Tensor, ...]:  # noqa: D102
+    def gradients(votes: Tensor, gradient: Tensor, query: Tensor) -> tuple[Tensor, ...]:
+        """Return the gradients of votes and query."""
         return gradient.unsqueeze(-1) * query.unsqueeze(-3), Sum.result(votes, gradient)
 
 
@@ -76,13 +80,13 @@ class SqSum(Reduction):
     per_parent = True
 
     @staticmethod
-    def result(votes: Tensor, coupling: Tensor, mean: Tensor) -> Tensor:  # noqa: D102
+    def result(votes: Tensor, coupling: Tensor, mean: Tensor) -> Tensor:
+        """Return the weighted sum of squared deviations from the mean, ``[B, *L, J, D]``."""
         return Sum.result((votes - mean.unsqueeze(-3)) ** 2, coupling)
 
     @staticmethod
-    def gradients(  # noqa: D102
-        votes: Tensor, gradient: Tensor, coupling: Tensor, mean: Tensor
-    ) -> tuple[Tensor, ...]:
+    def gradients(votes: Tensor, gradient: Tensor, coupling: Tensor, mean: Tensor) -> tuple[Tensor, ...]:
+        """Return the gradients of votes, coupling and mean."""
         deviation = votes - mean.unsqueeze(-3)
         votes_gradient = 2 * coupling.unsqueeze(-1) * gradient.unsqueeze(-3) * deviation
         return votes_gradient, Dot.result(deviation**2, gradient), -votes_gradient.sum(-3)
@@ -96,13 +100,13 @@ class SqDist(Reduction):
     per_parent = False
 
     @staticmethod
-    def result(votes: Tensor, mean: Tensor, scale: Tensor) -> Tensor:  # noqa: D102
+    def result(votes: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
+        """Return the scaled squared distances of votes to the mean, ``[B, *L, I, J]``."""
         return Dot.result((votes - mean.unsqueeze(-3)) ** 2, scale)
 
     @staticmethod
-    def gradients(  # noqa: D102
-        votes: Tensor, gradient: Tensor, mean: Tensor, scale: Tensor
-    ) -> tuple[Tensor, ...]:
+    def gradients(votes: Tensor, gradient: Tensor, mean: Tensor, scale: Tensor) -> tuple[Tensor, ...]:
+        """Return the gradients of votes, mean and scale."""
         deviation = votes - mean.unsqueeze(-3)
         votes_gradient = 2 * gradient.unsqueeze(-1) * scale.unsqueeze(-3) * deviation
         return votes_gradient, -votes_gradient.sum(-3), Sum.result(deviation**2, gradient)
@@ -116,11 +120,13 @@ class Mix(Reduction):
     per_parent = False
 
     @staticmethod
-    def result(votes: Tensor, kernel: Tensor) -> Tensor:  # noqa: D102
+    def result(votes: Tensor, kernel: Tensor) -> Tensor:
+        """Return the products of the kernel with the votes of the chunk, ``[B, *L, I, J]``."""
         return torch.einsum("jimd,b...mjd->b...ij", kernel, votes)
 
     @staticmethod
-    def gradients(votes: Tensor, gradient: Tensor, kernel: Tensor) -> tuple[Tensor, ...]:  # noqa: D102
+    def gradients(votes: Tensor, gradient: Tensor, kernel: Tensor) -> tuple[Tensor, ...]:
+        """Return the gradients of votes and kernel."""
         votes_gradient = torch.einsum("b...ij,jimd->b...mjd", gradient, kernel)
         kernel_gradient = torch.einsum("sij,smjd->jimd", gradient.flatten(0, -3), votes.flatten(0, -4))
         return votes_gradient, kernel_gradient
@@ -136,18 +142,21 @@ class Attend(Reduction):
     through: ClassVar[bool] = True  # whether gradients flow through the couplings
 
     @classmethod
-    def coupling(cls, votes: Tensor, query: Tensor) -> Tensor:  # noqa: D102
+    def coupling(cls, votes: Tensor, query: Tensor) -> Tensor:
+        """Return the couplings, softmax over the parents of ``<q_j, v_ij>``: ``[B, *L, I, J]``."""
         logits = Dot.result(votes, query)
         if not cls.leak:
             return logits.softmax(-1)
         return torch.cat([torch.zeros_like(logits[..., :1]), logits], dim=-1).softmax(-1)[..., 1:]
 
     @classmethod
-    def result(cls, votes: Tensor, query: Tensor) -> Tensor:  # noqa: D102
+    def result(cls, votes: Tensor, query: Tensor) -> Tensor:
+        """Return the sum of the votes weighted by their couplings, ``[B, *L, J, D]``."""
         return Sum.result(votes, cls.coupling(votes, query))
 
     @classmethod
-    def gradients(cls, votes: Tensor, gradient: Tensor, query: Tensor) -> tuple[Tensor, ...]:  # noqa: D102
+    def gradients(cls, votes: Tensor, gradient: Tensor, query: Tensor) -> tuple[Tensor, ...]:
+        """Return the gradients of votes and query, the latter zero unless ``through``."""
         coupling = cls.coupling(votes, query)
         votes_gradient, coupling_gradient = Sum.gradients(votes, gradient, coupling)
         if not cls.through:

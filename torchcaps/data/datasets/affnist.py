@@ -118,7 +118,7 @@ class AffNISTStyle(GeneratedFromDigits):
         check_range(self, "variants", 1)
 
     def generate(self, name: str, source: ImageSet) -> Dataset:
-        """Return the generated data set over its source."""
+        """Return the data set ``name``, with images generated from those of ``source``."""
         return _TransformedDigits(name, source, self)
 
 

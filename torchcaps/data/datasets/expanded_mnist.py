@@ -35,7 +35,7 @@ class ExpandedMNIST(GeneratedFromDigits):
     positions: Literal["random", "all"] = "random"
 
     def generate(self, name: str, source: ImageSet) -> Dataset:
-        """Return the generated data set over its source."""
+        """Return the data set ``name``, with images generated from those of ``source``."""
         return _ExpandedDigits(name, source, self)
 
 

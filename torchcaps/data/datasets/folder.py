@@ -204,7 +204,7 @@ class Folder(DataSpec):
 
 
 def _advice(root: Path, name: str) -> str:
-    """Return what to do if a subdirectory is not a class, but a split or a directory that contains the classes."""
+    """Return the end of an error message: advice if a subdirectory is a split or contains the classes, or empty."""
     if name.lower() in {other for names in SPLIT_NAMES.values() for other in names}:
         return ": pass this directory, or add another of train, val and test next to it"
     inner = [path.name for path in _subdirectories(root / name) if find_image_files(path)]

@@ -53,7 +53,7 @@ class GeneratedFromDigits(DataSpec):
 
     @abstractmethod
     def generate(self, name: str, source: ImageSet) -> Dataset:
-        """Return the generated data set over its source."""
+        """Return the data set ``name``, with images generated from those of ``source``."""
 
 
 def place_on_canvas(digits: Tensor, down: Tensor, right: Tensor, canvas: int, max_shift: int) -> Tensor:

@@ -73,7 +73,7 @@ class MultiMNIST(GeneratedFromDigits):
         return 1 / math.comb(N_CLASSES, 2)
 
     def generate(self, name: str, source: ImageSet) -> Dataset:
-        """Return the generated data set over its source."""
+        """Return the data set ``name``, with images generated from those of ``source``."""
         return _DigitPairs(name, source, self)
 
 
@@ -112,7 +112,7 @@ class DiverseMultiMNIST(GeneratedFromDigits):
         return max(self.single_probability / N_CLASSES, (1 - self.single_probability) / math.comb(N_CLASSES, 2))
 
     def generate(self, name: str, source: ImageSet) -> Dataset:
-        """Return the generated data set over its source."""
+        """Return the data set ``name``, with images generated from those of ``source``."""
         return _OneOrTwoDigits(name, source, self)
 
 

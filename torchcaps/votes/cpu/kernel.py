@@ -173,6 +173,7 @@ class KernelCall:
         function = getattr(load_library(self.dtype), f"torchcaps_{direction}")
 
         def run(part: dict[str, Any]) -> None:
+            """Call the kernel with the arguments of the pass, replaced by those of a part."""
             args = Pass.from_buffer_copy(self.args)
             for name, value in part.items():
                 setattr(args, name, value)

@@ -292,12 +292,14 @@ class _Layer:
     def _run(
         self, kernel: str, blocks: dict[str, int], n_splits: int, arguments: dict[str, Any], constants: dict[str, Any]
     ) -> None:
+        """Launch a kernel on a grid of lanes, parents and splits of the slots in these blocks."""
         grid = (-(-self.n_lanes // blocks["BS"]), -(-self.n_parents // blocks["BJ"]), n_splits)
         self._launch(kernel, grid, arguments, {**constants, **blocks})
 
     def _launch(
         self, kernel: str, grid: tuple[int, int, int], arguments: dict[str, Any], constants: dict[str, Any]
     ) -> None:
+        """Launch a kernel with the layer's tensors and constants added to the arguments."""
         inputs = {"pose": self.pose, "weight": self.weight, "bias": self.bias}
         votes_per_program = math.prod(constants[name] for name in ("BS", "BA", "BJ", "BY"))
         n_warps = 4 if votes_per_program <= TILE_SIZE else 8
