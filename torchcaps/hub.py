@@ -151,6 +151,9 @@ class HubModel(nn.Module, PyTorchModelHubMixin, library_name="torchcaps", tags=[
             paths = [Path(download(model_id, name, **options)) for name in (CONFIG, WEIGHTS)]
         config = _read_config(paths[0])
         model = _build(config, *paths)
+        if len(config["classes"]) != model.spec.classes:
+            n = len(config["classes"])
+            raise HubError(f"{paths[0]} names {n} classes, its model has {model.spec.classes}")
         _load_weights(model, paths[1])
         return cls(model.to(map_location), tuple(config["classes"]))
 
