@@ -9,7 +9,7 @@ from torchcaps._core.validation import DomainError, check_magnitude
 from torchcaps.capsules import Capsules
 from torchcaps.functional import exp_squash
 from torchcaps.nn import ConvCapsules, DenseCapsules
-from torchcaps.routing import EM, Dynamic, InvertedAttention, KMeans, Routing, Trainable, Uniform
+from torchcaps.routing import EM, Dynamic, HeinsenEM, InvertedAttention, KMeans, Routing, Trainable, Uniform
 
 LIMITED = {
     "uniform": Uniform(),
@@ -181,3 +181,9 @@ def test_magnitude_is_not_checked_where_values_are_unknown() -> None:
 
     assert_all_equal(torch.vmap(checked)(large), 10.0)
     assert_all_equal(torch.vmap(torch.func.grad(lambda x: checked(x).sum()))(large), 2.0)
+
+
+@pytest.mark.parametrize("routing", [KMeans(iterations=1000), HeinsenEM(iterations=1000)], ids=lambda r: r.name())
+def test_limit_of_votes_for_many_iterations(routing: Routing) -> None:
+    """The limit is a power whose factors overflow one by one."""
+    assert [routing.max_vote(dtype) for dtype in (torch.float32, torch.float64)] == [1e3, 1e3]

@@ -320,7 +320,8 @@ def vote_limit(dtype: torch.dtype, iterations: int, gain: float = 1.0) -> float 
     """
     if dtype not in MAX_VOTE:
         return None
-    by_gradient = (MAX_GRADIENT[dtype] / gain**iterations) ** (1 / (2 * iterations - 1))
+    root = 1 / (2 * iterations - 1)
+    by_gradient = MAX_GRADIENT[dtype] ** root * gain ** (-iterations * root)  # gain ** iterations can overflow
     return max(MIN_VOTE_LIMIT, min(MAX_VOTE[dtype], by_gradient))
 
 

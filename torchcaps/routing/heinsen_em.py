@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from torchcaps.capsules import Capsules
-from torchcaps.routing.base import Coefficient, Geometry, Routing, State
+from torchcaps.routing.base import Coefficient, Geometry, Routing, State, vote_limit
 from torchcaps.routing.gaussian import effective_activations
 from torchcaps.votes import Votes
 from torchcaps.votes.base import Density
@@ -63,6 +63,10 @@ class HeinsenEM(Routing):
         """Return the benefit of using and the cost of ignoring each child; of all children alike, if they share."""
         axes = ("J",) if geometry.shared else ("I", "J")
         return {"beta_use": Coefficient(axes, 0.0), "beta_ign": Coefficient(axes, 0.0)}
+
+    def max_vote(self, dtype: torch.dtype) -> float | None:
+        """Return the limit of votes; a mean changes by 1/EPS per vote if the mass of a parent is far below EPS."""
+        return vote_limit(dtype, self.iterations, 1 / EPS)
 
     def init_weight(self, weight: Tensor, geometry: Geometry) -> None:
         """Initialise from ``N(0, 1) / X``."""
