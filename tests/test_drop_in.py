@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.sampling import all_cases
+
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "tests/drop_in"
 
@@ -64,6 +66,7 @@ def make_project(path: Path) -> Path:
     return path
 
 
+@pytest.mark.skipif(not all_cases(), reason="runs hundreds of tests on the added files: runs with --all-cases")
 @pytest.mark.timeout(1_200)  # many tests in one process, which takes long on a busy machine
 def test_one_file_adds_a_routing_a_model_a_data_set_and_an_analysis(tmp_path: Path) -> None:
     """In one process: Python, command line, and the tests of every routing, model, data set and analysis."""

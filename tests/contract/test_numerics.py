@@ -11,7 +11,7 @@ from torchcaps.capsules import Capsules
 
 @over(
     CASES,
-    n=400,
+    n=200,
     size={"0": 0.0, "1e-20": 1e-20, "1e4": 1e4},
     autocast={"float32": False, "bfloat16": True},
     streamed={"stored": False, "streamed": True},

@@ -136,6 +136,7 @@ def make_layers(routing: Routing, pose: str, dim: int, streamed: bool) -> list[C
     ],
     indirect=True,
 )
+@pytest.mark.skipif(not all_cases(), reason="compiles a kernel: runs with --all-cases")
 @pytest.mark.usefixtures("narrow_kernel")
 def test_narrow_registers_give_the_same_values_and_gradients() -> None:
     """Register tiles that are full, and remainders: 16 and 9 components as matrices, 8 and 5 as vectors."""
