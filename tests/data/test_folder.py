@@ -1,4 +1,4 @@
-"""Directories of images: sizes, modes, layouts, splits, unreadable files and the cache."""
+"""Directories of images: sizes, modes, layouts, splits and unreadable files; the cache: test_folder_cache.py."""
 
 import os
 import re
@@ -12,30 +12,20 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.data.folders import load, use_cache_in, write_folder
 from tests.data.helpers import assert_bit_equal, write_image, write_png_header
 from torchcaps.cli import main
-from torchcaps.data import DataError, Folder, ImageSet, Loader, create_dataset, images
+from torchcaps.data import DataError, Folder, Loader, create_dataset, images
 
 
 @pytest.fixture(autouse=True)
 def cache_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache/torchcaps/folders"
+    return use_cache_in(tmp_path, monkeypatch)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    root = tmp_path / "images"
-    for number, name in enumerate(("cat", "dog", "eel")):
-        for n in range(10 + number):
-            write_image(root / name / f"{n}.png", (20 + n, 30), seed=100 * number + n)
-    return root
-
-
-def load(root: Path, split: str = "train", **options: Any) -> ImageSet:
-    dataset = create_dataset("folder", split, root, **options)
-    assert isinstance(dataset, ImageSet)
-    return dataset
+    return write_folder(tmp_path / "images")
 
 
 def test_classes_splits_and_sizes(folder: Path) -> None:
@@ -249,67 +239,6 @@ def test_all_images_unreadable(tmp_path: Path) -> None:
     for action in ("skip", "fail"):
         with pytest.raises(DataError, match=r"2 .*1\.png"):
             load(tmp_path / "images", on_error=action)
-
-
-def test_cache_is_read_and_renewed(folder: Path, cache_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = load(folder, size=16, val_fraction=0, test_fraction=0)
-    (cached,) = cache_directory.iterdir()
-    with monkeypatch.context() as patch:
-        patch.setattr("torchcaps.data.images.read_image", None)  # decoding would fail
-        assert_bit_equal(load(folder, size=16, val_fraction=0, test_fraction=0).images, first.images)
-    content = cached.read_bytes()
-    position = content.index(first.images.numpy().tobytes())
-    flipped = content[:position] + bytes([content[position] ^ 1]) + content[position + 1 :]
-    for damaged in (content[:1000], b"", b"no archive", flipped):
-        cached.write_bytes(damaged)
-        assert_bit_equal(load(folder, size=16, val_fraction=0, test_fraction=0).images, first.images)
-    changed = next(iter(sorted(folder.rglob("*.png"))))
-    write_image(changed, seed=999)
-    os.utime(changed, ns=(1, 1))
-    load(folder, size=16, val_fraction=0, test_fraction=0)
-    assert len(list(cache_directory.iterdir())) == 2
-    load(folder, size=16, val_fraction=0, test_fraction=0, cache=False)
-    assert len(list(cache_directory.iterdir())) == 2
-    for path in cache_directory.iterdir():
-        os.utime(path, (0, 0))  # not used for a long time
-    load(folder, size=17, val_fraction=0, test_fraction=0)
-    assert len(list(cache_directory.iterdir())) == 1
-
-
-def test_io_errors_are_not_cached(folder: Path, cache_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from torchcaps.data import images
-
-    read = images.read_image
-
-    def failing(path: Path, form: Any) -> torch.Tensor:
-        if path.name == "1.png":
-            raise OSError(5, "Input/output error")
-        return read(path, form)
-
-    monkeypatch.setattr(images, "read_image", failing)
-    with pytest.warns(UserWarning, match="3 of 33 images"):
-        load(folder, val_fraction=0, test_fraction=0, on_error="skip")
-    monkeypatch.setattr(images, "read_image", read)
-    assert not list(cache_directory.glob("*.pt"))
-    assert len(load(folder, val_fraction=0, test_fraction=0, on_error="skip")) == 33
-
-
-def test_read_only_cache_is_used(folder: Path, cache_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = load(folder, size=16)
-
-    def raise_permission_error(*_: object, **__: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr("torchcaps.data.images.os.utime", raise_permission_error)
-    monkeypatch.setattr("torchcaps.data.images.read_image", None)  # decoding would fail
-    assert_bit_equal(load(folder, size=16).images, first.images)
-
-
-def test_unwritable_cache_is_a_warning(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").write_text("in the way")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.warns(UserWarning, match="file/torchcaps/folders"):
-        assert len(load(folder)) == 27
 
 
 def test_other_files_are_ignored(folder: Path) -> None:
